@@ -1,0 +1,92 @@
+// Third pass: y = silu((x - mean) * rstd * weight + bias), rounded once.
+//
+// Every block merges its group's sums of squares into the variance (at most 512, fixed order);
+// then teams of lanes take tiles, each a run of one channel, so that scale and shift are constants
+// of the run: z = fma(fma(x, 2^-e, -mean32 * 2^-e), scale, shift), where the shift carries what
+// rounding the mean to FP32 lost (numerics.h).
+// Reads x and writes y, 4 bytes an element (6 to FP32); about 12 instructions an element with the
+// short SiLU, 2 of them special functions.
+#include "dispatch.h"
+#include "kernels.h"
+#include "normalise.cuh"
+#include "warp_statistics.cuh"
+
+namespace gnsilu {
+namespace {
+
+// Elements of a tile. Measured to be large enough to hide reading a channel's parameters.
+constexpr uint32_t kTile = 8192;
+
+struct TileGrid {
+  uint32_t lanes;          // a team, which works on one tile at a time
+  uint32_t tiles_per_row;  // a row is one channel of one sample
+  uint32_t tiles;          // a group
+  uint32_t tiles_per_team;
+  uint32_t blocks_per_group;
+};
+
+template <DType kX, DType kY, Activation kActivation, int kInFlight>
+__global__ void apply(GroupRange range, TileGrid grid) {
+  __shared__ Normalisation shared_normalisation;
+  const int64_t group = blockIdx.x / grid.blocks_per_group;
+  const uint32_t block = blockIdx.x % grid.blocks_per_group;
+  if (threadIdx.x < kWarp) {
+    const double squares = merge_sums(range.workspace.squares + group * range.spans, range.spans);
+    if (threadIdx.x == 0) {
+      const Centre centre = range.workspace.centres[group];
+      shared_normalisation =
+          normalisation_of(variance_of(squares, centre, range.group_size), centre, range.eps);
+    }
+  }
+  __syncthreads();
+  const Normalisation normalisation = shared_normalisation;
+
+  const uint32_t teams = blockDim.x / grid.lanes;
+  const uint32_t team = block * teams + threadIdx.x / grid.lanes;
+  const uint32_t end = min((team + 1) * grid.tiles_per_team, grid.tiles);
+  for (uint32_t tile = team * grid.tiles_per_team; tile < end; ++tile) {
+    const uint32_t row = tile / grid.tiles_per_row;
+    const uint32_t start = (tile % grid.tiles_per_row) * kTile;
+    const uint32_t size = min(kTile, range.spatial_size - start);
+    const int64_t offset =
+        group * range.group_size + static_cast<int64_t>(row) * range.spatial_size + start;
+    const Affine affine = channel_affine(range, normalisation, range.first + group, row);
+    normalise_run<kX, kY, kActivation, kInFlight>(
+        range.x + offset, static_cast<typename Stored<kY>::Type*>(range.y) + offset, size,
+        normalisation.centring, affine, threadIdx.x % grid.lanes, grid.lanes);
+  }
+}
+
+uint32_t ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
+
+TileGrid tile_grid(const GroupRange& range, const Config& config) {
+  TileGrid grid;
+  grid.lanes = lanes_per_row(range.spatial_size);
+  grid.tiles_per_row = ceil_div(range.spatial_size, kTile);
+  grid.tiles = grid.tiles_per_row * range.channels_per_group;
+  grid.tiles_per_team = static_cast<uint32_t>(config.tiles_per_warp);
+  const uint32_t teams = static_cast<uint32_t>(config.threads) / grid.lanes;
+  grid.blocks_per_group = ceil_div(ceil_div(grid.tiles, grid.tiles_per_team), teams);
+  return grid;
+}
+
+}  // namespace
+
+cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,
+                         cudaStream_t stream) {
+  const TileGrid grid = tile_grid(range, config);
+  return dispatch_x(types.x, [&](auto x) {
+    return dispatch_y(types.y, [&](auto y) {
+      return dispatch_activation(types.activation, [&](auto activation) {
+        return dispatch_in_flight(config, [&](auto in_flight) {
+          const unsigned blocks = static_cast<unsigned>(range.groups * grid.blocks_per_group);
+          apply<x(), y(), activation(), in_flight()>
+              <<<blocks, config.threads, 0, stream>>>(range, grid);
+          return cudaGetLastError();
+        });
+      });
+    });
+  });
+}
+
+}  // namespace gnsilu

@@ -1,0 +1,60 @@
+// Second pass: the sum of squares about the mean of every span.
+//
+// Every block first merges its group's partial sums into the mean (at most 512, fixed order), then
+// a warp a span sums ((x - mean32) * 2^-exponent)^2 with two-sums. Squares of deviations cannot
+// cancel, and the power of two above the largest deviation keeps them from overflow and underflow;
+// variance_of() (numerics.h) takes out what rounding the mean to FP32 added.
+// Reads x once, 2 bytes an element; about 10 instructions an element (unpack, centre, square,
+// two-sum): bound by memory.
+#include "dispatch.h"
+#include "kernels.h"
+#include "warp_statistics.cuh"
+
+namespace gnsilu {
+namespace {
+
+template <DType kX, int kInFlight>
+__global__ void centred_squares(GroupRange range, int blocks_per_group, int tiles_per_warp) {
+  __shared__ Centre shared_centre;
+  const int64_t group = blockIdx.x / blocks_per_group;
+  const int block = blockIdx.x % blocks_per_group;
+  if (threadIdx.x < kWarp) {
+    const int64_t partial = group * range.spans;
+    const double sum = merge_sums(range.workspace.sums + partial, range.spans);
+    const float max_abs = merge_max(range.workspace.max_abs + partial, range.spans);
+    if (threadIdx.x == 0) {
+      shared_centre = centre_of(sum, max_abs, range.group_size, kX);
+      if (block == 0) range.workspace.centres[group] = shared_centre;  // for the apply pass
+    }
+  }
+  __syncthreads();
+  const Centring centre = centring(shared_centre.mean32, shared_centre.exponent);
+
+  const int warp = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  const int end = min((warp + 1) * tiles_per_warp, range.spans);
+  for (int span = warp * tiles_per_warp; span < end; ++span) {
+    const int64_t start = static_cast<int64_t>(span) * range.span_size;
+    const int64_t left = range.group_size - start;
+    const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
+    const double squares =
+        warp_span_squares<kX, kInFlight>(range.x + group * range.group_size + start, size, centre);
+    if (threadIdx.x % kWarp == 0) range.workspace.squares[group * range.spans + span] = squares;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& types,
+                                   const Config& config, cudaStream_t stream) {
+  const SpanGrid grid = span_grid(range.spans, config);
+  return dispatch_x(types.x, [&](auto x) {
+    return dispatch_in_flight(config, [&](auto in_flight) {
+      const unsigned blocks = static_cast<unsigned>(range.groups * grid.blocks_per_group);
+      centred_squares<x(), in_flight()><<<blocks, grid.threads, 0, stream>>>(
+          range, grid.blocks_per_group, config.tiles_per_warp);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace gnsilu

@@ -1,0 +1,70 @@
+// The kernels' launchers, one a kernel file. Each queues one kernel for a range of groups.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gnsilu/launch.h"
+#include "gnsilu/numerics.h"
+#include "gnsilu/plan.h"
+
+namespace gnsilu {
+
+// The partial results of the groups of one launch, all in the caller's workspace.
+struct Workspace {
+  Centre* centres;  // [groups]
+  double* sums;     // [groups, spans]: of x * sum_scale
+  double* squares;  // [groups, spans]: of ((x - mean32) * 2^-exponent)^2
+  float* max_abs;   // [groups, spans]
+};
+
+// What all kernels are told. Groups are numbered through all samples.
+struct GroupRange {
+  const uint16_t* x;   // element 0 of group first
+  void* y;             // likewise
+  int64_t first;       // number of the first group
+  int64_t groups;      // groups in this launch
+  int64_t group_size;  // elements
+  uint32_t spatial_size;
+  uint32_t channels_per_group;
+  uint32_t num_groups;  // a sample
+  uint32_t span_size;
+  int spans;  // a group
+  Parameter weight;
+  Parameter bias;
+  double eps;
+  Workspace workspace;
+};
+
+struct KernelTypes {
+  DType x;
+  DType y;
+  Activation activation;
+};
+
+cudaError_t launch_partial_sums(const GroupRange& range, const KernelTypes& types,
+                                const Config& config, cudaStream_t stream);
+// What the runtime says of the kernel on the current device: whether this build holds its code.
+cudaError_t partial_sums_image_status();
+cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& types,
+                                   const Config& config, cudaStream_t stream);
+cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,
+                         cudaStream_t stream);
+cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,
+                                cudaStream_t stream);
+
+// The grid of the two statistics kernels: blocks of at most config.threads, a warp for every
+// config.tiles_per_warp spans; blocks do not cross groups.
+struct SpanGrid {
+  int threads;
+  int blocks_per_group;
+};
+
+constexpr SpanGrid span_grid(int spans, const Config& config) {
+  const int warps_needed = (spans + config.tiles_per_warp - 1) / config.tiles_per_warp;
+  const int warps = config.threads / 32 < warps_needed ? config.threads / 32 : warps_needed;
+  return {32 * warps, (warps_needed + warps - 1) / warps};
+}
+
+}  // namespace gnsilu

@@ -1,0 +1,82 @@
+// From a Plan to kernel launches.
+#include "gnsilu/launch.h"
+
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace gnsilu {
+namespace {
+
+// Ordered by alignment, so that no padding is needed; plan.workspace_bytes counts the same.
+Workspace divide_workspace(void* memory, int64_t groups, int spans) {
+  Workspace w;
+  w.centres = static_cast<Centre*>(memory);
+  w.sums = reinterpret_cast<double*>(w.centres + groups);
+  w.squares = w.sums + groups * spans;
+  w.max_abs = reinterpret_cast<float*>(w.squares + groups * spans);
+  return w;
+}
+
+cudaError_t launch_three_pass(const Plan& plan, const GroupRange& range, const KernelTypes& types,
+                              cudaStream_t stream, const char** kernel) {
+  *kernel = "partial_sums";
+  cudaError_t error = launch_partial_sums(range, types, plan.config, stream);
+  if (error != cudaSuccess) return error;
+  *kernel = "centred_squares";
+  error = launch_centred_squares(range, types, plan.config, stream);
+  if (error != cudaSuccess) return error;
+  *kernel = "apply";
+  return launch_apply(range, types, plan.config, stream);
+}
+
+}  // namespace
+
+cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& arguments,
+                   cudaStream_t stream, const char** kernel) {
+  static_assert(sizeof(Centre) == kCentreBytes, "plan.h must count the workspace that is used");
+  const char* ignored = nullptr;
+  if (kernel == nullptr) kernel = &ignored;
+  if (problem.numel() == 0) return cudaSuccess;
+  if (plan.route != Route::kThreePass) return cudaErrorInvalidValue;
+
+  GroupRange range{};
+  range.group_size = problem.group_size();
+  range.spatial_size = static_cast<uint32_t>(problem.spatial_size);
+  range.channels_per_group = static_cast<uint32_t>(problem.channels_per_group());
+  range.num_groups = static_cast<uint32_t>(problem.num_groups);
+  range.span_size = static_cast<uint32_t>(plan.spans.size);
+  range.spans = static_cast<int>(plan.spans.count);
+  range.weight = arguments.weight;
+  range.bias = arguments.bias;
+  range.eps = arguments.eps;
+  const KernelTypes types{problem.x_dtype, problem.y_dtype, problem.activation};
+  const int64_t y_size = size_in_bytes(problem.y_dtype);
+
+  // One turn unless the partial results of all groups exceed the workspace, which takes an
+  // activation of about 100 MB in the smallest spans.
+  for (int64_t first = 0; first < problem.group_count(); first += plan.groups_per_launch) {
+    range.first = first;
+    range.groups = std::min(plan.groups_per_launch, problem.group_count() - first);
+    range.x = static_cast<const uint16_t*>(arguments.x) + first * range.group_size;
+    range.y = static_cast<char*>(arguments.y) + first * range.group_size * y_size;
+    cudaError_t error;
+    if (plan.spans.count == 1) {
+      *kernel = "whole_groups";
+      error = launch_whole_groups(range, types, stream);
+    } else {
+      range.workspace = divide_workspace(arguments.workspace, range.groups, range.spans);
+      error = launch_three_pass(plan, range, types, stream, kernel);
+    }
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t kernel_image_status() {
+  const cudaError_t status = partial_sums_image_status();
+  if (status != cudaSuccess) cudaGetLastError();  // not to be found by the next caller
+  return status;
+}
+
+}  // namespace gnsilu

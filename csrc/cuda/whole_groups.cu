@@ -1,0 +1,63 @@
+// All three passes in one launch for groups of a single span (at most 4096 elements): a warp a
+// group. The first pass reads x from memory, the others find it in the caches; no workspace. The
+// statistics and the arithmetic are those of the three kernels, so are the bits.
+#include <algorithm>
+
+#include "dispatch.h"
+#include "kernels.h"
+#include "normalise.cuh"
+#include "warp_statistics.cuh"
+
+namespace gnsilu {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kInFlight = 4;
+constexpr int64_t kMaxBlocks = int64_t{1} << 20;  // beyond that a warp takes several groups
+
+template <DType kX, DType kY, Activation kActivation>
+__global__ void whole_groups(GroupRange range, uint32_t lanes) {
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kThreads / kWarp);
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t size = static_cast<uint32_t>(range.group_size);
+  int64_t group = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
+  for (; group < range.groups; group += warps) {
+    const uint16_t* x = range.x + group * range.group_size;
+    auto* y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
+
+    const SpanSum sums = warp_span_sum<kX, kInFlight>(x, size);
+    const Centre centre = centre_of(sums.sum, sums.max_abs, range.group_size, kX);
+    const double squares =
+        warp_span_squares<kX, kInFlight>(x, size, centring(centre.mean32, centre.exponent));
+    const Normalisation normalisation =
+        normalisation_of(variance_of(squares, centre, range.group_size), centre, range.eps);
+
+    for (uint32_t row = lane / lanes; row < range.channels_per_group; row += kWarp / lanes) {
+      const uint32_t offset = row * range.spatial_size;
+      const Affine affine = channel_affine(range, normalisation, range.first + group, row);
+      normalise_run<kX, kY, kActivation, kInFlight>(x + offset, y + offset, range.spatial_size,
+                                                    normalisation.centring, affine, lane % lanes,
+                                                    lanes);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,
+                                cudaStream_t stream) {
+  constexpr int64_t kGroupsPerBlock = kThreads / kWarp;
+  const int64_t needed = (range.groups + kGroupsPerBlock - 1) / kGroupsPerBlock;
+  const unsigned blocks = static_cast<unsigned>(std::min(needed, kMaxBlocks));
+  return dispatch_x(types.x, [&](auto x) {
+    return dispatch_y(types.y, [&](auto y) {
+      return dispatch_activation(types.activation, [&](auto activation) {
+        whole_groups<x(), y(), activation()>
+            <<<blocks, kThreads, 0, stream>>>(range, lanes_per_row(range.spatial_size));
+        return cudaGetLastError();
+      });
+    });
+  });
+}
+
+}  // namespace gnsilu
