@@ -1,0 +1,54 @@
+#include "cuda_device.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <mutex>
+
+#include "gnsilu/launch.h"
+
+namespace gnsilu {
+namespace {
+
+void check_cuda(cudaError_t error, const char* what) {
+  TORCH_CHECK(error == cudaSuccess, "gnsilu: ", what, ": ", cudaGetErrorString(error));
+}
+
+Device read_device(c10::DeviceIndex index) {
+  const c10::cuda::CUDAGuard guard(index);
+  cudaDeviceProp properties;
+  Device device;
+  check_cuda(cudaGetDeviceProperties(&properties, index), "reading the GPU's properties");
+  check_cuda(cudaDriverGetVersion(&device.driver_version), "reading the driver's version");
+  device.name = properties.name;
+  device.sm_count = properties.multiProcessorCount;
+  device.capability_major = properties.major;
+  device.capability_minor = properties.minor;
+  const cudaError_t image = kernel_image_status();
+  device.has_kernel_image = image == cudaSuccess;
+  if (!device.has_kernel_image) {
+    TORCH_WARN("gnsilu: this build holds no usable kernels for ", device.name,
+               " (compute capability ", device.capability_major, ".", device.capability_minor,
+               "): ", cudaGetErrorString(image),
+               ". PyTorch's operators are used instead. Rebuild gnsilu on this machine: "
+               "pip install --no-build-isolation --force-reinstall --no-deps .");
+  }
+  return device;
+}
+
+}  // namespace
+
+const Device& cuda_device(c10::DeviceIndex index) {
+  // As many as torch can name; leaked, since threads may outlive static objects.
+  static auto& once = *new std::array<std::once_flag, 128>;
+  static auto& devices = *new std::array<Device, 128>;
+  const auto i = static_cast<size_t>(index);
+  TORCH_CHECK(i < devices.size(), "gnsilu: CUDA device index ", static_cast<int>(index));
+  std::call_once(once[i], [&] { devices[i] = read_device(index); });
+  return devices[i];
+}
+
+}  // namespace gnsilu

@@ -1,0 +1,83 @@
+#include "fused.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "cuda_device.h"
+#include "fallback.h"
+#include "gnsilu/launch.h"
+#include "tuned_config.h"
+
+namespace gnsilu {
+namespace {
+
+Parameter parameter_of(const std::optional<at::Tensor>& tensor) {
+  if (!tensor.has_value() || !tensor->defined()) return {};
+  Parameter parameter;
+  parameter.data = tensor->const_data_ptr();
+  parameter.stride = tensor->stride(0);
+  switch (tensor->scalar_type()) {
+    case at::kBFloat16:
+      parameter.dtype = DType::kBFloat16;
+      break;
+    case at::kHalf:
+      parameter.dtype = DType::kFloat16;
+      break;
+    case at::kFloat:
+      parameter.dtype = DType::kFloat32;
+      break;
+    default:
+      parameter.dtype = DType::kFloat64;
+  }
+  return parameter;
+}
+
+// By a fused route; the tuner may replace plan.config where config is not given.
+at::Tensor run_fused(const Call& call, const Problem& problem, Plan plan,
+                     const std::optional<Config>& config) {
+  at::Tensor y = at::empty(call.x.sizes(), call.x.options().dtype(call.result_dtype()),
+                           at::MemoryFormat::Contiguous);
+  if (problem.numel() == 0) return y;
+  at::Tensor workspace;
+  Arguments arguments;
+  arguments.x = call.x.const_data_ptr();
+  arguments.weight = parameter_of(call.weight);
+  arguments.bias = parameter_of(call.bias);
+  arguments.eps = call.eps;
+  arguments.y = y.mutable_data_ptr();
+  if (plan.workspace_bytes > 0) {
+    workspace = at::empty({plan.workspace_bytes}, call.x.options().dtype(at::kByte),
+                          at::MemoryFormat::Contiguous);
+    arguments.workspace = workspace.mutable_data_ptr();
+  }
+  const c10::DeviceIndex index = call.x.device().index();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(index);
+  plan.config = config ? *config : tuned_config(plan, problem, arguments, index, stream);
+
+  const char* kernel = "";
+  const cudaError_t error = launch(plan, problem, arguments, stream, &kernel);
+  TORCH_CHECK(error == cudaSuccess, call.name(), ": kernel ", kernel,
+              " could not be launched: ", cudaGetErrorString(error));
+  return y;
+}
+
+}  // namespace
+
+at::Tensor run_cuda(const Call& call) {
+  const c10::cuda::CUDAGuard guard(call.x.device());
+  const Problem problem = problem_of(call);
+  const Plan plan = checked_choose(call, problem, cuda_device(call.x.device().index()));
+  return plan.route == Route::kFallback ? fallback(call) : run_fused(call, problem, plan, {});
+}
+
+at::Tensor run_with_config(const Call& call, const Config& config) {
+  TORCH_CHECK(is_candidate(Route::kThreePass, config), "config is ", to_string(config),
+              "; one of the candidates of three_pass is wanted");
+  const c10::cuda::CUDAGuard guard(call.x.device());
+  const Problem problem = problem_of(call);
+  const Plan plan = choose(problem, cuda_device(call.x.device().index()), Route::kThreePass);
+  return run_fused(call, problem, plan, config);
+}
+
+}  // namespace gnsilu

@@ -1,0 +1,130 @@
+// The ops: schemas, and a kernel a dispatch key.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "call.h"
+#include "explain.h"
+#include "fallback.h"
+#if GNSILU_WITH_CUDA
+#include "fused.h"
+#endif
+
+namespace gnsilu {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using OptionalType = std::optional<at::ScalarType>;
+using Op = at::Tensor(const at::Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&,
+                      double, OptionalType);
+
+// CPU, and every device that has no kernel of its own.
+template <Activation kActivation>
+at::Tensor any_device(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                      const OptionalTensor& bias, double eps, OptionalType dtype) {
+  const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
+  check(call);
+  checked_choose(call, problem_of(call), Device{});  // a forced route may be impossible
+  return fallback(call);
+}
+
+#if GNSILU_WITH_CUDA
+template <Activation kActivation>
+at::Tensor cuda(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                const OptionalTensor& bias, double eps, OptionalType dtype) {
+  const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
+  check(call);
+  return run_cuda(call);
+}
+
+at::Tensor three_pass_with_config(const at::Tensor& x, int64_t num_groups,
+                                  const OptionalTensor& weight, const OptionalTensor& bias,
+                                  double eps, OptionalType dtype, bool silu, int64_t threads,
+                                  int64_t vectors_in_flight, int64_t tiles_per_warp) {
+  const Activation activation = silu ? Activation::kSilu : Activation::kNone;
+  const Call call{x, num_groups, weight, bias, eps, dtype, activation};
+  check(call);
+  return run_with_config(call, {static_cast<int>(threads), static_cast<int>(vectors_in_flight),
+                                static_cast<int>(tiles_per_warp)});
+}
+#endif
+
+template <Activation kActivation>
+at::Tensor meta(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                const OptionalTensor& bias, double eps, OptionalType dtype) {
+  const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
+  check(call);
+  return at::empty_symint(x.sym_sizes(), x.options().dtype(call.result_dtype()),
+                          call.result_memory_format());
+}
+
+// With a gradient to carry the op becomes PyTorch's differentiable operators; without, it goes on
+// below autograd.
+template <Activation kActivation>
+at::Tensor autograd(c10::DispatchKeySet keys, const at::Tensor& x, int64_t num_groups,
+                    const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                    OptionalType dtype) {
+  const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
+  check(call);
+  if (needs_grad(call)) {
+    Problem problem;
+    problem.needs_grad = true;
+    checked_choose(call, problem, Device{});
+    return differentiable(call);
+  }
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(
+              kActivation == Activation::kSilu ? "gnsilu::group_norm_silu" : "gnsilu::group_norm",
+              "")
+          .typed<Op>();
+  return op.redispatch(keys & c10::after_autograd_keyset, x, num_groups, weight, bias, eps, dtype);
+}
+
+std::string explain_op(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                       const OptionalTensor& bias, double eps, OptionalType dtype) {
+  return explain({x, num_groups, weight, bias, eps, dtype, Activation::kSilu});
+}
+
+#define GNSILU_ARGUMENTS                                                                 \
+  "(Tensor x, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, " \
+  "ScalarType? dtype=None)"
+
+TORCH_LIBRARY(gnsilu, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  m.def("group_norm_silu" GNSILU_ARGUMENTS " -> Tensor", tags);
+  m.def("group_norm" GNSILU_ARGUMENTS " -> Tensor", tags);
+  m.def("explain" GNSILU_ARGUMENTS " -> str", &explain_op);
+  // Private: for tests and benchmarks of the launch configurations.
+  m.def(
+      "_three_pass_with_config(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, "
+      "ScalarType? dtype, bool silu, int threads, int vectors_in_flight, int tiles_per_warp) -> "
+      "Tensor");
+}
+
+// Also what refuses sparse, quantised and other tensors by name, in check().
+TORCH_LIBRARY_IMPL(gnsilu, CompositeExplicitAutograd, m) {
+  m.impl("group_norm_silu", &any_device<Activation::kSilu>);
+  m.impl("group_norm", &any_device<Activation::kNone>);
+}
+
+#if GNSILU_WITH_CUDA
+TORCH_LIBRARY_IMPL(gnsilu, CUDA, m) {
+  m.impl("group_norm_silu", &cuda<Activation::kSilu>);
+  m.impl("group_norm", &cuda<Activation::kNone>);
+  m.impl("_three_pass_with_config", &three_pass_with_config);
+}
+#endif
+
+TORCH_LIBRARY_IMPL(gnsilu, Meta, m) {
+  m.impl("group_norm_silu", &meta<Activation::kSilu>);
+  m.impl("group_norm", &meta<Activation::kNone>);
+}
+
+TORCH_LIBRARY_IMPL(gnsilu, Autograd, m) {
+  m.impl("group_norm_silu", &autograd<Activation::kSilu>);
+  m.impl("group_norm", &autograd<Activation::kNone>);
+}
+
+}  // namespace
+}  // namespace gnsilu

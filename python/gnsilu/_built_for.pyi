@@ -1,0 +1,3 @@
+"""Written by the build beside the libraries: what can be asked before they are loaded."""
+
+torch_version: str
