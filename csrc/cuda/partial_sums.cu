@@ -1,7 +1,7 @@
 // First pass: the sum and the largest magnitude of every span.
 //
 // One warp sums a span in FP32 with two-sums (numerics.h), 4 chains a lane, merged in FP64: exact
-// to about 2^-48 of the sum of |x|, in an order that only the span's size determines.
+// to 2^-41 of the sum of |x| at worst, in an order that only the span's size determines.
 // Reads x once, 2 bytes an element; about 11 instructions an element (unpack, scale, maximum,
 // two-sum), below the 15 that the time of the read leaves on an H200: bound by memory.
 #include "dispatch.h"

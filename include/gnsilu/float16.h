@@ -88,7 +88,7 @@ GNSILU_HD float float_from_fp16(uint16_t bits) {
   if (magnitude < 0x400u) {  // subnormal: a multiple of 2^-24
     return float_from_bits(sign | float_bits(static_cast<float>(magnitude) * 0x1p-24f));
   }
-  return float_from_bits(sign | (magnitude << 13) + (uint32_t{112} << 23));
+  return float_from_bits(sign | ((magnitude << 13) + (uint32_t{112} << 23)));
 #endif
 }
 

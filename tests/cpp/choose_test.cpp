@@ -1,0 +1,163 @@
+// Routes, tilings and costs on invented problems and devices.
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "gnsilu/numerics.h"
+#include "gnsilu/plan.h"
+#include "gnsilu/spans.h"
+
+namespace gnsilu {
+namespace {
+
+Device gpu(int capability = 90, int sm_count = 132) {
+  Device device;
+  device.name = "Invented";
+  device.sm_count = sm_count;
+  device.capability_major = capability / 10;
+  device.capability_minor = capability % 10;
+  return device;
+}
+
+Problem problem(int64_t samples, int64_t channels, int64_t spatial_size, int64_t num_groups) {
+  Problem p;
+  p.samples = samples;
+  p.channels = channels;
+  p.spatial_size = spatial_size;
+  p.num_groups = num_groups;
+  p.on_cuda = true;
+  return p;
+}
+
+const Problem kDecoder = problem(1, 256, 1024 * 1024, 32);
+
+TEST(Choose, TakesThreePassForContiguous16BitOnCuda) {
+  for (int capability : {75, 80, 86, 89, 90, 100, 120}) {
+    for (int sm_count : {1, 14, 80, 132, 188}) {
+      const Plan plan = choose(kDecoder, gpu(capability, sm_count));
+      EXPECT_EQ(plan.route, Route::kThreePass);
+      EXPECT_EQ(plan.bytes_per_element, 8);
+      EXPECT_TRUE(plan.tunable());
+      EXPECT_TRUE(is_candidate(plan.route, plan.config));
+    }
+  }
+}
+
+struct Change {
+  const char* reason;
+  void (*apply)(Problem&, Device&);
+};
+
+const Change kChanges[] = {
+    {"a gradient is needed", [](Problem& p, Device&) { p.needs_grad = true; }},
+    {"x is not on a CUDA device", [](Problem& p, Device&) { p.on_cuda = false; }},
+    {"x is neither bfloat16 nor float16", [](Problem& p, Device&) { p.x_dtype = DType::kFloat32; }},
+    {"x is neither bfloat16 nor float16", [](Problem& p, Device&) { p.x_dtype = DType::kFloat64; }},
+    {"x is not contiguous in NCHW order", [](Problem& p, Device&) { p.contiguous = false; }},
+    {"the GPU's compute capability is below 7.5", [](Problem&, Device& d) { d = gpu(70); }},
+    {"this build has no kernel image for the GPU",
+     [](Problem&, Device& d) { d.has_kernel_image = false; }},
+    {"a group has 2^32 elements or more",
+     [](Problem& p, Device&) { p.spatial_size = int64_t{1} << 30; }},
+};
+
+TEST(Choose, FallsBackWithAReasonAndRefusesTheForcedRoute) {
+  for (const Change& change : kChanges) {
+    Problem p = kDecoder;
+    Device device = gpu();
+    change.apply(p, device);
+    const Plan plan = choose(p, device);
+    EXPECT_EQ(plan.route, Route::kFallback);
+    EXPECT_STREQ(plan.reason, change.reason);
+    EXPECT_EQ(plan.workspace_bytes, 0);
+    try {
+      choose(p, device, Route::kThreePass);
+      FAIL() << change.reason;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_EQ(error.what(), std::string("route three_pass is not possible: ") + change.reason);
+    }
+  }
+}
+
+TEST(Choose, ObeysAForcedRoute) {
+  EXPECT_EQ(choose(kDecoder, gpu(), Route::kFallback).route, Route::kFallback);
+  EXPECT_EQ(choose(kDecoder, gpu(), Route::kThreePass).route, Route::kThreePass);
+}
+
+TEST(Choose, KeepsTheWorkspaceBelowItsLimit) {
+  for (int64_t samples : {1, 4, 33, 1000}) {
+    for (int64_t spatial : {1, 64, 513, 4096, 65536, 1 << 20, 1 << 24}) {
+      for (int64_t groups : {1, 2, 32, 128}) {
+        const Problem p = problem(samples, 128, spatial, groups);
+        const Plan plan = choose(p, gpu());
+        EXPECT_LE(plan.workspace_bytes, kMaxWorkspaceBytes);
+        EXPECT_GE(plan.groups_per_launch, 1);
+        EXPECT_LE(plan.groups_per_launch, p.group_count());
+        EXPECT_EQ(plan.workspace_bytes > 0, plan.spans.count > 1);
+      }
+    }
+  }
+}
+
+TEST(Choose, NeedsNoWorkspaceForGroupsOfOneSpan) {
+  const Plan plan = choose(problem(2, 320, 64, 32), gpu());
+  EXPECT_EQ(plan.spans.count, 1);
+  EXPECT_EQ(plan.workspace_bytes, 0);
+  EXPECT_EQ(plan.bytes_per_element, 4);
+  EXPECT_FALSE(plan.tunable());
+}
+
+TEST(Choose, CountsBytesOfAnFp32Result) {
+  Problem p = kDecoder;
+  p.y_dtype = DType::kFloat32;
+  EXPECT_EQ(choose(p, gpu()).bytes_per_element, 10);
+}
+
+TEST(Choose, TakesEmptyProblems) {
+  for (const Problem& p : {problem(0, 64, 64, 32), problem(2, 64, 0, 32), problem(2, 0, 64, 1)}) {
+    const Plan plan = choose(p, gpu());
+    EXPECT_EQ(plan.workspace_bytes, 0);
+    EXPECT_FALSE(plan.tunable());
+  }
+}
+
+TEST(Spans, CoverTheGroupWithinTheirBounds) {
+  for (int64_t size : {int64_t{1}, kMinSpan - 1, kMinSpan, kMinSpan + 1, kMinSpan * kMaxSpans,
+                       kMinSpan * kMaxSpans + 1, int64_t{33554432}, kMaxGroupSize}) {
+    const Spans spans = spans_of(size);
+    EXPECT_LE(spans.count, kMaxSpans);
+    EXPECT_LE(spans.size, kMaxSpan);
+    EXPECT_EQ(spans.size % kMinSpan, 0);
+    EXPECT_GE(spans.size * spans.count, size);
+    EXPECT_LT(spans.size * (spans.count - 1), size);
+  }
+}
+
+TEST(Candidates, BeginWithTheDefaultAndAreLaunchable) {
+  const auto& list = candidates(Route::kThreePass);
+  ASSERT_FALSE(list.empty());
+  EXPECT_EQ(list.front(), Config{});
+  for (const Config& config : list) {
+    EXPECT_EQ(config.threads % 32, 0);
+    EXPECT_GE(config.threads, 32);
+    EXPECT_LE(config.threads, 1024);
+    EXPECT_GE(config.tiles_per_warp, 1);
+  }
+  EXPECT_TRUE(candidates(Route::kFallback).empty());
+  EXPECT_FALSE(is_candidate(Route::kThreePass, Config{3, 4, 1}));
+}
+
+TEST(Routes, HaveNamesThatComeBack) {
+  for (Route route : {Route::kFallback, Route::kThreePass}) {
+    EXPECT_EQ(route_from_name(to_string(route)), route);
+  }
+  EXPECT_FALSE(route_from_name("auto").has_value());
+  EXPECT_FALSE(route_from_name("four_pass").has_value());
+}
+
+TEST(Workspace, CountsTheCentreThatTheKernelsStore) {
+  EXPECT_EQ(sizeof(Centre), static_cast<size_t>(kCentreBytes));
+}
+
+}  // namespace
+}  // namespace gnsilu
