@@ -135,7 +135,6 @@ struct Fields {
     Config config;
     config.threads = fields.small_integer("threads", 32, 1024);
     config.vectors_in_flight = fields.small_integer("vectors_in_flight", 1);
-    config.tiles_per_warp = fields.small_integer("tiles_per_warp", 1);
     ok = ok && fields.ok && config.threads % 32 == 0;
     return config;
   }
@@ -161,19 +160,18 @@ std::optional<TunerEntry> entry_from_json(const Json& json, const std::string& g
 }
 
 Json to_json(const TunerEntry& entry) {
-  return {{"sm_count", entry.key.sm_count},
-          {"driver_version", entry.key.driver_version},
-          {"kernels", entry.key.kernels},
-          {"route", to_string(entry.key.route)},
-          {"channels_per_group", entry.key.channels_per_group},
-          {"x_dtype", to_string(entry.key.x_dtype)},
-          {"y_dtype", to_string(entry.key.y_dtype)},
-          {"config",
-           {{"threads", entry.config.threads},
-            {"vectors_in_flight", entry.config.vectors_in_flight},
-            {"tiles_per_warp", entry.config.tiles_per_warp}}},
-          {"microseconds", entry.microseconds},
-          {"made", entry.made}};
+  return {
+      {"sm_count", entry.key.sm_count},
+      {"driver_version", entry.key.driver_version},
+      {"kernels", entry.key.kernels},
+      {"route", to_string(entry.key.route)},
+      {"channels_per_group", entry.key.channels_per_group},
+      {"x_dtype", to_string(entry.key.x_dtype)},
+      {"y_dtype", to_string(entry.key.y_dtype)},
+      {"config",
+       {{"threads", entry.config.threads}, {"vectors_in_flight", entry.config.vectors_in_flight}}},
+      {"microseconds", entry.microseconds},
+      {"made", entry.made}};
 }
 
 // What the text of a file says; the fault without the path.

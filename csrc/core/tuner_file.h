@@ -3,7 +3,7 @@
 //   {"format": "gnsilu tuner", "version": 1, "gpu": "NVIDIA H200", "entries": [{
 //      "sm_count": 132, "driver_version": 13000, "kernels": "1f0c…", "route": "three_pass",
 //      "channels_per_group": 8, "x_dtype": "bfloat16", "y_dtype": "bfloat16",
-//      "config": {"threads": 256, "vectors_in_flight": 4, "tiles_per_warp": 1},
+//      "config": {"threads": 128, "vectors_in_flight": 8},
 //      "microseconds": 512.3, "made": "2026-01-31T12:00:00Z"}]}
 //
 // A writer takes an advisory lock (a file beside it, released by the system when its process

@@ -21,7 +21,6 @@ struct TileGrid {
   uint32_t lanes;          // a team, which works on one tile at a time
   uint32_t tiles_per_row;  // a row is one channel of one sample
   uint32_t tiles;          // a group
-  uint32_t tiles_per_team;
   uint32_t blocks_per_group;
 };
 
@@ -42,19 +41,17 @@ __global__ void apply(GroupRange range, TileGrid grid) {
   const Normalisation normalisation = shared_normalisation;
 
   const uint32_t teams = blockDim.x / grid.lanes;
-  const uint32_t team = block * teams + threadIdx.x / grid.lanes;
-  const uint32_t end = min((team + 1) * grid.tiles_per_team, grid.tiles);
-  for (uint32_t tile = team * grid.tiles_per_team; tile < end; ++tile) {
-    const uint32_t row = tile / grid.tiles_per_row;
-    const uint32_t start = (tile % grid.tiles_per_row) * kTile;
-    const uint32_t size = min(kTile, range.spatial_size - start);
-    const int64_t offset =
-        group * range.group_size + static_cast<int64_t>(row) * range.spatial_size + start;
-    const Affine affine = channel_affine(range, normalisation, range.first + group, row);
-    normalise_run<kX, kY, kActivation, kInFlight>(
-        range.x + offset, static_cast<typename Stored<kY>::Type*>(range.y) + offset, size,
-        normalisation.centring, affine, threadIdx.x % grid.lanes, grid.lanes);
-  }
+  const uint32_t tile = block * teams + threadIdx.x / grid.lanes;
+  if (tile >= grid.tiles) return;
+  const uint32_t row = tile / grid.tiles_per_row;
+  const uint32_t start = (tile % grid.tiles_per_row) * kTile;
+  const uint32_t size = min(kTile, range.spatial_size - start);
+  const int64_t offset =
+      group * range.group_size + static_cast<int64_t>(row) * range.spatial_size + start;
+  const Affine affine = channel_affine(range, normalisation, range.first + group, row);
+  normalise_run<kX, kY, kActivation, kInFlight>(
+      range.x + offset, static_cast<typename Stored<kY>::Type*>(range.y) + offset, size,
+      normalisation.centring, affine, threadIdx.x % grid.lanes, grid.lanes);
 }
 
 uint32_t ceil_div(uint32_t a, uint32_t b) { return a / b + (a % b != 0); }
@@ -64,9 +61,8 @@ TileGrid tile_grid(const GroupRange& range, const Config& config) {
   grid.lanes = lanes_per_row(range.spatial_size);
   grid.tiles_per_row = ceil_div(range.spatial_size, kTile);
   grid.tiles = grid.tiles_per_row * range.channels_per_group;
-  grid.tiles_per_team = static_cast<uint32_t>(config.tiles_per_warp);
   const uint32_t teams = static_cast<uint32_t>(config.threads) / grid.lanes;
-  grid.blocks_per_group = ceil_div(ceil_div(grid.tiles, grid.tiles_per_team), teams);
+  grid.blocks_per_group = ceil_div(grid.tiles, teams);
   return grid;
 }
 

@@ -14,7 +14,7 @@ namespace gnsilu {
 namespace {
 
 template <DType kX, int kInFlight>
-__global__ void centred_squares(GroupRange range, int blocks_per_group, int tiles_per_warp) {
+__global__ void centred_squares(GroupRange range, int blocks_per_group) {
   __shared__ Centre shared_centre;
   const int64_t group = blockIdx.x / blocks_per_group;
   const int block = blockIdx.x % blocks_per_group;
@@ -30,16 +30,14 @@ __global__ void centred_squares(GroupRange range, int blocks_per_group, int tile
   __syncthreads();
   const Centring centre = centring(shared_centre.mean32, shared_centre.exponent);
 
-  const int warp = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  const int end = min((warp + 1) * tiles_per_warp, range.spans);
-  for (int span = warp * tiles_per_warp; span < end; ++span) {
-    const int64_t start = static_cast<int64_t>(span) * range.span_size;
-    const int64_t left = range.group_size - start;
-    const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
-    const double squares =
-        warp_span_squares<kX, kInFlight>(range.x + group * range.group_size + start, size, centre);
-    if (threadIdx.x % kWarp == 0) range.workspace.squares[group * range.spans + span] = squares;
-  }
+  const int span = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  if (span >= range.spans) return;
+  const int64_t start = static_cast<int64_t>(span) * range.span_size;
+  const int64_t left = range.group_size - start;
+  const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
+  const uint16_t* x = range.x + group * range.group_size + start;
+  const double squares = warp_span_squares<kX, kInFlight>(x, size, centre);
+  if (threadIdx.x % kWarp == 0) range.workspace.squares[group * range.spans + span] = squares;
 }
 
 }  // namespace
@@ -50,8 +48,8 @@ cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& t
   return dispatch_x(types.x, [&](auto x) {
     return dispatch_in_flight(config, [&](auto in_flight) {
       const unsigned blocks = static_cast<unsigned>(range.groups * grid.blocks_per_group);
-      centred_squares<x(), in_flight()><<<blocks, grid.threads, 0, stream>>>(
-          range, grid.blocks_per_group, config.tiles_per_warp);
+      centred_squares<x(), in_flight()>
+          <<<blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
       return cudaGetLastError();
     });
   });

@@ -35,9 +35,8 @@ auto dispatch_activation(Activation activation, F f) {
 
 template <class F>
 auto dispatch_in_flight(const Config& config, F f) {
-  if (config.vectors_in_flight == 2) return f(std::integral_constant<int, 2>());
-  if (config.vectors_in_flight == 8) return f(std::integral_constant<int, 8>());
-  return f(std::integral_constant<int, 4>());
+  if (config.vectors_in_flight == 4) return f(std::integral_constant<int, 4>());
+  return f(std::integral_constant<int, 8>());
 }
 
 }  // namespace gnsilu

@@ -12,21 +12,19 @@ namespace gnsilu {
 namespace {
 
 template <DType kX, int kInFlight>
-__global__ void partial_sums(GroupRange range, int blocks_per_group, int tiles_per_warp) {
+__global__ void partial_sums(GroupRange range, int blocks_per_group) {
   const int64_t group = blockIdx.x / blocks_per_group;
   const int block = blockIdx.x % blocks_per_group;
-  const int warp = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  const int end = min((warp + 1) * tiles_per_warp, range.spans);
-  for (int span = warp * tiles_per_warp; span < end; ++span) {
-    const int64_t start = static_cast<int64_t>(span) * range.span_size;
-    const int64_t left = range.group_size - start;
-    const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
-    const SpanSum result =
-        warp_span_sum<kX, kInFlight>(range.x + group * range.group_size + start, size);
-    if (threadIdx.x % kWarp == 0) {
-      range.workspace.sums[group * range.spans + span] = result.sum;
-      range.workspace.max_abs[group * range.spans + span] = result.max_abs;
-    }
+  const int span = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+  if (span >= range.spans) return;
+  const int64_t start = static_cast<int64_t>(span) * range.span_size;
+  const int64_t left = range.group_size - start;
+  const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
+  const uint16_t* x = range.x + group * range.group_size + start;
+  const SpanSum result = warp_span_sum<kX, kInFlight>(x, size);
+  if (threadIdx.x % kWarp == 0) {
+    range.workspace.sums[group * range.spans + span] = result.sum;
+    range.workspace.max_abs[group * range.spans + span] = result.max_abs;
   }
 }
 
@@ -43,8 +41,8 @@ cudaError_t launch_partial_sums(const GroupRange& range, const KernelTypes& type
   return dispatch_x(types.x, [&](auto x) {
     return dispatch_in_flight(config, [&](auto in_flight) {
       const unsigned blocks = static_cast<unsigned>(range.groups * grid.blocks_per_group);
-      partial_sums<x(), in_flight()><<<blocks, grid.threads, 0, stream>>>(
-          range, grid.blocks_per_group, config.tiles_per_warp);
+      partial_sums<x(), in_flight()>
+          <<<blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
       return cudaGetLastError();
     });
   });

@@ -21,10 +21,9 @@ std::string explain(const Call& call) {
   nlohmann::json config;  // null
 #if GNSILU_WITH_CUDA
   if (plan.tunable()) {
-    plan.config = known_config(plan, problem, call.x.device().index());
+    plan.config = known_config(plan, problem, device);
     config = {{"threads", plan.config.threads},
-              {"vectors_in_flight", plan.config.vectors_in_flight},
-              {"tiles_per_warp", plan.config.tiles_per_warp}};
+              {"vectors_in_flight", plan.config.vectors_in_flight}};
   }
 #endif
   const nlohmann::json explanation = {{"route", to_string(plan.route)},

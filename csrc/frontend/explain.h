@@ -7,7 +7,7 @@
 
 namespace gnsilu {
 
-// {"route", "reason", "config": {"threads", "vectors_in_flight", "tiles_per_warp"} or null,
+// {"route", "reason", "config": {"threads", "vectors_in_flight"} or null,
 //  "bytes_per_element", "workspace_bytes"}
 std::string explain(const Call& call);
 

@@ -34,7 +34,7 @@ Parameter parameter_of(const std::optional<at::Tensor>& tensor) {
 }
 
 // By a fused route; the tuner may replace plan.config where config is not given.
-at::Tensor run_fused(const Call& call, const Problem& problem, Plan plan,
+at::Tensor run_fused(const Call& call, const Problem& problem, const Device& device, Plan plan,
                      const std::optional<Config>& config) {
   at::Tensor y = at::empty(call.x.sizes(), call.x.options().dtype(call.result_dtype()),
                            at::MemoryFormat::Contiguous);
@@ -51,9 +51,8 @@ at::Tensor run_fused(const Call& call, const Problem& problem, Plan plan,
                           at::MemoryFormat::Contiguous);
     arguments.workspace = workspace.mutable_data_ptr();
   }
-  const c10::DeviceIndex index = call.x.device().index();
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(index);
-  plan.config = config ? *config : tuned_config(plan, problem, arguments, index, stream);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(call.x.device().index());
+  plan.config = config ? *config : tuned_config(plan, problem, arguments, device, stream);
 
   const char* kernel = "";
   const cudaError_t error = launch(plan, problem, arguments, stream, &kernel);
@@ -66,18 +65,20 @@ at::Tensor run_fused(const Call& call, const Problem& problem, Plan plan,
 
 at::Tensor run_cuda(const Call& call) {
   const c10::cuda::CUDAGuard guard(call.x.device());
+  const Device& device = cuda_device(call.x.device().index());
   const Problem problem = problem_of(call);
-  const Plan plan = checked_choose(call, problem, cuda_device(call.x.device().index()));
-  return plan.route == Route::kFallback ? fallback(call) : run_fused(call, problem, plan, {});
+  const Plan plan = checked_choose(call, problem, device);
+  if (plan.route == Route::kFallback) return fallback(call);
+  return run_fused(call, problem, device, plan, std::nullopt);
 }
 
 at::Tensor run_with_config(const Call& call, const Config& config) {
   TORCH_CHECK(is_candidate(Route::kThreePass, config), "config is ", to_string(config),
               "; one of the candidates of three_pass is wanted");
   const c10::cuda::CUDAGuard guard(call.x.device());
+  const Device& device = cuda_device(call.x.device().index());
   const Problem problem = problem_of(call);
-  const Plan plan = choose(problem, cuda_device(call.x.device().index()), Route::kThreePass);
-  return run_fused(call, problem, plan, config);
+  return run_fused(call, problem, device, choose(problem, device, Route::kThreePass), config);
 }
 
 }  // namespace gnsilu

@@ -40,12 +40,11 @@ at::Tensor cuda(const at::Tensor& x, int64_t num_groups, const OptionalTensor& w
 at::Tensor three_pass_with_config(const at::Tensor& x, int64_t num_groups,
                                   const OptionalTensor& weight, const OptionalTensor& bias,
                                   double eps, OptionalType dtype, bool silu, int64_t threads,
-                                  int64_t vectors_in_flight, int64_t tiles_per_warp) {
+                                  int64_t vectors_in_flight) {
   const Activation activation = silu ? Activation::kSilu : Activation::kNone;
   const Call call{x, num_groups, weight, bias, eps, dtype, activation};
   check(call);
-  return run_with_config(call, {static_cast<int>(threads), static_cast<int>(vectors_in_flight),
-                                static_cast<int>(tiles_per_warp)});
+  return run_with_config(call, {static_cast<int>(threads), static_cast<int>(vectors_in_flight)});
 }
 #endif
 
@@ -98,12 +97,23 @@ TORCH_LIBRARY(gnsilu, m) {
   // Private: for tests and benchmarks of the launch configurations.
   m.def(
       "_three_pass_with_config(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType? dtype, bool silu, int threads, int vectors_in_flight, int tiles_per_warp) -> "
+      "ScalarType? dtype, bool silu, int threads, int vectors_in_flight) -> "
       "Tensor");
 }
 
 // Also what refuses sparse, quantised and other tensors by name, in check().
 TORCH_LIBRARY_IMPL(gnsilu, CompositeExplicitAutograd, m) {
+  m.impl("group_norm_silu", &any_device<Activation::kSilu>);
+  m.impl("group_norm", &any_device<Activation::kNone>);
+}
+
+// Nested tensors are outside of CompositeExplicitAutograd; check() refuses them.
+TORCH_LIBRARY_IMPL(gnsilu, NestedTensorCPU, m) {
+  m.impl("group_norm_silu", &any_device<Activation::kSilu>);
+  m.impl("group_norm", &any_device<Activation::kNone>);
+}
+
+TORCH_LIBRARY_IMPL(gnsilu, NestedTensorCUDA, m) {
   m.impl("group_norm_silu", &any_device<Activation::kSilu>);
   m.impl("group_norm", &any_device<Activation::kNone>);
 }

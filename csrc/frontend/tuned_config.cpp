@@ -7,12 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "cuda_device.h"
 #include "tuner.h"
 
 namespace gnsilu {
@@ -22,29 +19,11 @@ constexpr int64_t kLeastBytes = int64_t{32} << 20;  // of x; smaller ones are no
 constexpr int64_t kMostBytes = int64_t{256} << 20;  // of y; larger ones are timed on a slice
 constexpr int kRepetitions = 5;
 
-// The tuner of one device, with what it has decided in a form that a warm call finds without
-// building a string.
-struct DeviceTuner {
-  DeviceTuner()
-      : tuner(cache_directory(), [](const std::string& message) { TORCH_WARN(message); }) {}
-
-  Tuner tuner;
-  std::mutex mutex;
-  std::unordered_map<uint64_t, Config> decided;
-};
-
-DeviceTuner& device_tuner(int device_index) {
-  static auto& once = *new std::array<std::once_flag, 128>;
-  static auto& tuners = *new std::array<DeviceTuner*, 128>{};
-  const auto i = static_cast<size_t>(device_index);
-  std::call_once(once[i], [&] { tuners[i] = new DeviceTuner; });
-  return *tuners[i];
-}
-
-uint64_t short_key(const Plan& plan, const Problem& problem) {
-  return static_cast<uint64_t>(problem.channels_per_group()) << 12 |
-         static_cast<uint64_t>(plan.route) << 8 | static_cast<uint64_t>(problem.x_dtype) << 4 |
-         static_cast<uint64_t>(problem.y_dtype);
+// One for all devices: its keys name the GPU model. Leaked, since threads may outlive statics.
+Tuner& the_tuner() {
+  static Tuner& tuner =
+      *new Tuner(cache_directory(), [](const std::string& message) { TORCH_WARN(message); });
+  return tuner;
 }
 
 bool worth_tuning(const Plan& plan, const Problem& problem) {
@@ -116,50 +95,36 @@ std::optional<double> time_candidate(const Plan& plan, const Problem& problem,
   return times[kRepetitions / 2];
 }
 
-Config tune(DeviceTuner& tuner, const Plan& plan, const Problem& problem,
-            const Arguments& arguments, int device_index, cudaStream_t stream) {
+Config tune(const Plan& plan, const Problem& problem, const Arguments& arguments,
+            const Device& device, cudaStream_t stream) {
   const Problem slice = slice_of(problem);
-  Plan slice_plan = choose(slice, cuda_device(device_index), plan.route);
-  slice_plan.workspace_bytes = plan.workspace_bytes;
+  Plan slice_plan = choose(slice, device, plan.route);
+  // The slice has to do with the workspace that is there.
   slice_plan.groups_per_launch =
       std::min(slice_plan.groups_per_launch,
                plan.workspace_bytes / workspace_bytes_per_group(slice_plan.spans));
   Arguments slice_arguments = arguments;
   slice_arguments.weight = slice_arguments.bias = Parameter{};
   Events events;
-  return tuner.tuner.tune(
-      tuner_key(problem, cuda_device(device_index), plan.route), [&](const Config& config) {
-        slice_plan.config = config;
-        return time_candidate(slice_plan, slice, slice_arguments, stream, events);
-      });
+  return the_tuner().tune(tuner_key(problem, device, plan.route), [&](const Config& config) {
+    slice_plan.config = config;
+    return time_candidate(slice_plan, slice, slice_arguments, stream, events);
+  });
 }
 
 }  // namespace
 
-Config tuned_config(const Plan& plan, const Problem& problem, const Arguments& arguments,
-                    int device_index, cudaStream_t stream) {
+Config known_config(const Plan& plan, const Problem& problem, const Device& device) {
   if (!worth_tuning(plan, problem) || switched_off()) return plan.config;
-  DeviceTuner& tuner = device_tuner(device_index);
-  const uint64_t key = short_key(plan, problem);
-  {
-    const std::lock_guard<std::mutex> lock(tuner.mutex);
-    const auto found = tuner.decided.find(key);
-    if (found != tuner.decided.end()) return found->second;
-  }
-  if (capturing()) return known_config(plan, problem, device_index);
-  const Config config = tune(tuner, plan, problem, arguments, device_index, stream);
-  // Absent where another thread is still timing this key: then config is the default, for now.
-  if (tuner.tuner.find(tuner_key(problem, cuda_device(device_index), plan.route))) {
-    const std::lock_guard<std::mutex> lock(tuner.mutex);
-    tuner.decided[key] = config;
-  }
-  return config;
+  return the_tuner().find(tuner_key_view(problem, device, plan.route)).value_or(plan.config);
 }
 
-Config known_config(const Plan& plan, const Problem& problem, int device_index) {
+Config tuned_config(const Plan& plan, const Problem& problem, const Arguments& arguments,
+                    const Device& device, cudaStream_t stream) {
   if (!worth_tuning(plan, problem) || switched_off()) return plan.config;
-  const TunerKey key = tuner_key(problem, cuda_device(device_index), plan.route);
-  return device_tuner(device_index).tuner.find(key).value_or(plan.config);
+  const auto found = the_tuner().find(tuner_key_view(problem, device, plan.route));
+  if (found) return *found;
+  return capturing() ? plan.config : tune(plan, problem, arguments, device, stream);
 }
 
 }  // namespace gnsilu

@@ -12,9 +12,9 @@ namespace gnsilu {
 // candidates run on stream, on at most 256 MiB of arguments.y, which the launch proper overwrites
 // afterwards, so that tuning takes no memory of its own.
 Config tuned_config(const Plan& plan, const Problem& problem, const Arguments& arguments,
-                    int device_index, cudaStream_t stream);
+                    const Device& device, cudaStream_t stream);
 
 // What tuned_config would use as things stand, without tuning.
-Config known_config(const Plan& plan, const Problem& problem, int device_index);
+Config known_config(const Plan& plan, const Problem& problem, const Device& device);
 
 }  // namespace gnsilu

@@ -105,24 +105,21 @@ void bind_inputs(py::module_& m) {
 
 void bind_plan(py::module_& m) {
   py::class_<Config>(m, "Config")
-      .def(py::init([](int threads, int vectors_in_flight, int tiles_per_warp) {
-             return Config{threads, vectors_in_flight, tiles_per_warp};
+      .def(py::init([](int threads, int vectors_in_flight) {
+             return Config{threads, vectors_in_flight};
            }),
            py::kw_only(), "threads"_a = Config().threads,
-           "vectors_in_flight"_a = Config().vectors_in_flight,
-           "tiles_per_warp"_a = Config().tiles_per_warp)
+           "vectors_in_flight"_a = Config().vectors_in_flight)
       .def_readonly("threads", &Config::threads)
       .def_readonly("vectors_in_flight", &Config::vectors_in_flight)
-      .def_readonly("tiles_per_warp", &Config::tiles_per_warp)
       .def(
           "__eq__", [](const Config& a, const Config& b) { return a == b; }, py::is_operator())
       .def("__hash__",
            [](const Config& config) {
-             return py::hash(
-                 py::make_tuple(config.threads, config.vectors_in_flight, config.tiles_per_warp));
+             return py::hash(py::make_tuple(config.threads, config.vectors_in_flight));
            })
       .def("__str__", [](const Config& config) { return to_string(config); })
-      .def("__repr__", repr_of({"threads", "vectors_in_flight", "tiles_per_warp"}));
+      .def("__repr__", repr_of({"threads", "vectors_in_flight"}));
 
   py::class_<Spans>(m, "Spans")
       .def_readonly("size", &Spans::size)

@@ -24,13 +24,11 @@ std::optional<Route> route_from_name(const std::string& name);
 
 // What the tuner may vary. No choice of these changes a bit of the result.
 struct Config {
-  int threads = 256;          // a block; a multiple of 32
-  int vectors_in_flight = 4;  // vectors of 8 elements that a lane loads before it uses the first
-  int tiles_per_warp = 1;     // spans (statistics) or tiles (apply) that a warp works through
+  int threads = 128;          // a block; a multiple of 32
+  int vectors_in_flight = 8;  // vectors of 8 elements that a lane loads before it uses the first
 
   bool operator==(const Config& other) const {
-    return threads == other.threads && vectors_in_flight == other.vectors_in_flight &&
-           tiles_per_warp == other.tiles_per_warp;
+    return threads == other.threads && vectors_in_flight == other.vectors_in_flight;
   }
 };
 

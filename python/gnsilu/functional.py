@@ -52,9 +52,7 @@ def group_norm_silu(
         RuntimeError: a wrong shape, type, device or value; the message names the argument.
         torch.OutOfMemoryError: no memory for the result; nothing is half written.
     """
-    return cast(
-        Tensor, _group_norm_silu(x, *_normalised(x, num_groups, weight, bias, eps, dtype))
-    )
+    return cast(Tensor, _group_norm_silu(x, *_normalised(x, num_groups, weight, bias, eps, dtype)))
 
 
 def group_norm(
@@ -65,7 +63,7 @@ def group_norm(
     eps: SupportsFloat = 1e-5,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """group_norm(x) without an activation: z of :func:`group_norm_silu`, in everything else alike."""
+    """group_norm(x) without an activation: z of :func:`group_norm_silu`, else alike."""
     return cast(Tensor, _group_norm(x, *_normalised(x, num_groups, weight, bias, eps, dtype)))
 
 
@@ -105,10 +103,13 @@ def _kind(value: object) -> str:
 
 
 def _whole(name: str, value: SupportsIndex | SupportsFloat) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = _real(name, value)
+    if isinstance(value, float):
+        number = value
+    else:
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = _real(name, value)
     if not number.is_integer():
         raise TypeError(f"{name} is {number}; a whole number is wanted")
     return int(number)

@@ -21,14 +21,9 @@ class LaunchConfig:
     """Threads a block."""
     vectors_in_flight: int
     """Vectors of 8 elements that a lane loads before it uses the first."""
-    tiles_per_warp: int
-    """Spans or tiles that a warp works through."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.threads} threads a block, {self.vectors_in_flight} vectors in flight, "
-            f"{self.tiles_per_warp} tiles a warp"
-        )
+        return f"{self.threads} threads a block, {self.vectors_in_flight} vectors in flight"
 
 
 @dataclass(frozen=True)

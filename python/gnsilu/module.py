@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final, cast
-
 import torch
 from torch import Tensor, nn
 
@@ -28,10 +26,7 @@ class GroupNormSiLU(nn.Module):
         ValueError: num_groups does not divide num_channels.
     """
 
-    num_groups: Final[int]
-    num_channels: Final[int]
-    eps: Final[float]
-    affine: Final[bool]
+    __constants__ = ("num_groups", "num_channels", "eps", "affine")
 
     def __init__(
         self,
@@ -67,12 +62,10 @@ class GroupNormSiLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[N, num_channels, *]``; the result has its shape."""
         if torch.jit.is_scripting():  # scripted code knows the op, not the Python function
-            return cast(
-                Tensor,
-                torch.ops.gnsilu.group_norm_silu(
-                    x, self.num_groups, self.weight, self.bias, self.eps, self.dtype
-                ),
+            y: Tensor = torch.ops.gnsilu.group_norm_silu(
+                x, self.num_groups, self.weight, self.bias, self.eps, self.dtype
             )
+            return y
         return group_norm_silu(x, self.num_groups, self.weight, self.bias, self.eps, self.dtype)
 
     def extra_repr(self) -> str:

@@ -141,10 +141,9 @@ TEST(Candidates, BeginWithTheDefaultAndAreLaunchable) {
     EXPECT_EQ(config.threads % 32, 0);
     EXPECT_GE(config.threads, 32);
     EXPECT_LE(config.threads, 1024);
-    EXPECT_GE(config.tiles_per_warp, 1);
   }
   EXPECT_TRUE(candidates(Route::kFallback).empty());
-  EXPECT_FALSE(is_candidate(Route::kThreePass, Config{3, 4, 1}));
+  EXPECT_FALSE(is_candidate(Route::kThreePass, Config{3, 4}));
 }
 
 TEST(Routes, HaveNamesThatComeBack) {

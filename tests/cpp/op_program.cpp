@@ -1,6 +1,7 @@
 // A C++ program that links libtorch and the op library and calls the op through the dispatcher;
 // also loads a TorchScript module, where one is named: op_program [module.pt x.pt want.pt]
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/cuda.h>
 #include <torch/script.h>
 
 #include <iostream>
@@ -53,7 +54,7 @@ bool module_gives_the_saved_bits(const char* module, const char* x, const char* 
 
 int main(int argc, char** argv) {
   bool ok = call_gives_pytorchs_values(at::kCPU) && call_raises_for_bad_groups();
-  if (at::hasCUDA() && at::globalContext().getNumGPUs() > 0) {
+  if (torch::cuda::is_available()) {
     ok = ok && call_gives_pytorchs_values(at::kCUDA);
     std::cout << "checked on the GPU, too\n";
   }

@@ -1,0 +1,61 @@
+# `make help` lists the targets. Each sets up what it needs: see tools/setup_env.py.
+#
+# PYTHON  the interpreter to start from           make test PYTHON=python3.12
+# TORCH   the version of torch to build against   make test TORCH=2.9.1
+# Each pair has a virtual environment and a build folder of its own.
+
+PYTHON ?= python3
+TORCH ?= 2.11.0
+
+name := $(notdir $(PYTHON))-torch$(TORCH)
+venv := .venv-$(name)
+build := build/$(name)
+run := $(venv)/bin/python
+setup := $(PYTHON) tools/setup_env.py --venv $(venv) --build $(build) --torch $(TORCH)
+
+cpp_sources = $(shell find csrc include tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+python_sources := benchmarks cmake python setup.py tests tools
+
+# `make gpu-test INSTALLED=1`: PYTHON imports gnsilu already, from PYTHONPATH for instance, and
+# GTEST_DIR may hold C++ tests that were built elsewhere.
+INSTALLED ?=
+GTEST_DIR ?= $(if $(INSTALLED),,$(build)/tests)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test gpu-test gpu-pending lint format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1@/p' $(MAKEFILE_LIST) | column -t -s @
+
+demo: ## run an image autoencoder's GroupNorm + SiLU sites on a photograph; pictures into demo/
+	@$(setup) test demo
+	$(run) benchmarks/demo.py --output demo
+
+test: ## C++ and Python tests; those that need a GPU are skipped without one
+	@$(setup) test demo
+	$(venv)/bin/ctest --test-dir $(build) --output-on-failure --no-tests=error
+	GNSILU_CPP_TESTS=$(abspath $(build)/tests) $(run) -m pytest -ra tests/python
+
+gpu-test: ## every test on a GPU, memory checkers too; writes tests/gpu_record.json
+	@$(if $(INSTALLED),,$(setup) test demo)
+	$(if $(INSTALLED),$(PYTHON),$(run)) tools/gpu_test.py --gtest-dir "$(GTEST_DIR)"
+
+gpu-pending: ## REASON="...": say in tests/gpu_record.json that no GPU was to be had
+	@$(PYTHON) tools/gpu_record.py pending "$(REASON)"
+
+lint: ## formatting, style, types, lengths of files
+	@$(setup) lint
+	$(venv)/bin/clang-format --dry-run --Werror $(cpp_sources)
+	$(venv)/bin/ruff check $(python_sources)
+	$(venv)/bin/ruff format --check $(python_sources)
+	$(venv)/bin/mypy
+	$(PYTHON) tools/check_lengths.py
+
+format: ## let clang-format and ruff rewrite the sources
+	@$(setup) lint
+	$(venv)/bin/clang-format -i $(cpp_sources)
+	$(venv)/bin/ruff check --fix $(python_sources)
+	$(venv)/bin/ruff format $(python_sources)
+
+clean: ## remove what was built; .venv-* stay
+	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis python/*.egg-info

@@ -1,0 +1,27 @@
+# The C++ tests: each tests/cpp/*_test.cpp is a GoogleTest program over the core, without torch or
+# a GPU; op_program.cpp is an ordinary C++ program that links libtorch and the op library.
+include(GoogleTest)
+set(tests_folder ${CMAKE_BINARY_DIR}/tests)
+
+file(GLOB test_sources CONFIGURE_DEPENDS tests/cpp/*_test.cpp)
+foreach(source IN LISTS test_sources)
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${tests_folder})
+  target_link_libraries(${name} PRIVATE gnsilu_core GTest::gtest_main)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST)
+endforeach()
+
+if(EXISTS ${CMAKE_SOURCE_DIR}/tests/cpp/op_program.cpp)
+  add_executable(op_program tests/cpp/op_program.cpp)
+  set_target_properties(op_program PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${tests_folder})
+  target_link_libraries(op_program PRIVATE gnsilu_options gnsilu::torch gnsilu_ops)
+  if(NOT APPLE)
+    # It calls the op through the dispatcher: no symbol of the library is named.
+    target_link_options(op_program PRIVATE -Wl,--no-as-needed)
+  endif()
+  if(GNSILU_WITH_CUDA)
+    target_link_libraries(op_program PRIVATE torch_cuda c10_cuda)
+  endif()
+  add_test(NAME op_program COMMAND op_program)
+endif()

@@ -1,0 +1,172 @@
+"""The command line: `python -m gnsilu cache` and `python -m gnsilu info`."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import gnsilu
+from gnsilu import _C
+
+# Activations that image decoders and UNets normalise: (N, C, H, W), 32 groups.
+TYPICAL_SHAPES = (
+    (2, 1280, 8, 8),
+    (2, 640, 32, 32),
+    (1, 512, 64, 64),
+    (1, 512, 128, 128),
+    (1, 512, 256, 256),
+    (1, 256, 512, 512),
+    (1, 128, 1024, 1024),
+)
+NUM_GROUPS = 32
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status; a wrong usage exits with 2."""
+    options = _parser().parse_args(arguments)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width: tables need not be cut to 80 columns
+    status: int = options.run(options, console)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gnsilu", description=gnsilu.__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    cache = commands.add_parser("cache", help="show what the launch tuner has stored, or remove it")
+    cache.add_argument("--clear", action="store_true", help="remove the tuner's files")
+    cache.set_defaults(run=_cache)
+    info = commands.add_parser("info", help="show the build, the GPUs and the routes they take")
+    info.set_defaults(run=_info)
+    return parser
+
+
+def _say(console: Console, text: str) -> None:
+    # Not wrapped and not read as markup: paths stay as they are.
+    console.print(text, soft_wrap=True, markup=False)
+
+
+def _cache(options: argparse.Namespace, console: Console) -> int:
+    directory = _C.cache_directory()
+    if directory is None:
+        _say(console, "No cache folder: there is no home folder and GNSILU_CACHE_DIR is not set.")
+        _say(console, "The tuner keeps its results in memory only.")
+        return 0
+    _say(console, f"Cache folder: {directory}")
+    if options.clear:
+        removed = _C.remove_tuner_files(directory)
+        for path in removed.paths:
+            _say(console, f"Removed {path}")
+        for fault in removed.faults:
+            _say(console, f"Could not remove: {fault}")
+        if not removed.paths and not removed.faults:
+            _say(console, "Nothing to remove.")
+        return 1 if removed.faults else 0
+    files = _C.tuner_files(directory)
+    for path in files:
+        contents = _C.read_tuner_file(path)
+        _say(console, f"\n{path}")
+        if contents.fault:
+            _say(console, f"Fault: {contents.fault}. The next tuning replaces it.")
+        if contents.entries:
+            console.print(_entry_table(contents))
+        elif not contents.fault:
+            _say(console, "No entries.")
+    if not files:
+        _say(console, "Empty: nothing has been tuned.")
+    return 0
+
+
+def _entry_table(contents: _C.TunerFileContents) -> Table:
+    table = Table(title=escape(contents.gpu), title_justify="left")
+    for heading in ("route", "channels per group", "x", "y", "configuration", "µs", "SMs"):
+        table.add_column(heading)
+    for heading in ("CUDA driver", "kernels", "made", "used by this build"):
+        table.add_column(heading)
+    for entry in contents.entries:
+        key = entry.key
+        used = key.kernels == _C.kernel_version and entry.config in _C.candidates(key.route)
+        cells = (
+            key.route.name,
+            str(key.channels_per_group),
+            key.x_dtype.name,
+            key.y_dtype.name,
+            str(entry.config),
+            f"{entry.microseconds:.1f}",
+            str(key.sm_count),
+            f"{key.driver_version // 1000}.{key.driver_version % 1000 // 10}",
+            key.kernels,
+            entry.made,
+            "yes" if used else "no",
+        )
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _info(_: argparse.Namespace, console: Console) -> int:
+    _say(console, str(gnsilu.build_info()))
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        _say(console, "\nNo GPU is visible: every call takes the fallback here.")
+        console.print(_route_table("What a GPU of capability 9.0 would take", _choices()))
+        return 0
+    gpus = Table(title="GPUs", title_justify="left")
+    for heading in ("device", "name", "capability", "SMs", "memory"):
+        gpus.add_column(heading)
+    for index in range(count):
+        facts = torch.cuda.get_device_properties(index)
+        gpus.add_row(
+            f"cuda:{index}",
+            escape(facts.name),
+            f"{facts.major}.{facts.minor}",
+            str(facts.multi_processor_count),
+            f"{facts.total_memory / 2**30:.1f} GiB",
+        )
+    console.print(gpus)
+    for index in range(count):
+        console.print(_route_table(f"cuda:{index}", _explanations(torch.device("cuda", index))))
+    return 0
+
+
+def _route_table(title: str, rows: Iterator[tuple[str, str]]) -> Table:
+    table = Table(
+        title=f"{title}: bfloat16, {NUM_GROUPS} groups, no gradient", title_justify="left"
+    )
+    for heading in ("shape", "route", "reason"):
+        table.add_column(heading)
+    for shape, (route, reason) in zip(TYPICAL_SHAPES, rows, strict=True):
+        table.add_row(str(shape), escape(route), escape(reason))
+    return table
+
+
+def _choices() -> Iterator[tuple[str, str]]:
+    """Route and reason of the typical shapes on an invented GPU."""
+    device = _C.Device(
+        name="", sm_count=132, capability_major=9, capability_minor=0, driver_version=0
+    )
+    for samples, channels, height, width in TYPICAL_SHAPES:
+        problem = _C.Problem(
+            samples=samples,
+            channels=channels,
+            spatial_size=height * width,
+            num_groups=NUM_GROUPS,
+            on_cuda=True,
+        )
+        plan = _C.choose(problem, device)
+        yield plan.route.name, plan.reason
+
+
+def _explanations(device: torch.device) -> Iterator[tuple[str, str]]:
+    """Route and reason of the typical shapes on a GPU that is there."""
+    for shape in TYPICAL_SHAPES:
+        try:
+            x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        except torch.OutOfMemoryError:
+            yield "-", "not enough free memory for x"
+            continue
+        explanation = gnsilu.explain(x, NUM_GROUPS)
+        yield str(explanation.route), explanation.reason

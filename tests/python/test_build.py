@@ -1,0 +1,210 @@
+"""The installed package: what importing it does and does not do, and what it says of its build."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gnsilu
+import pytest
+import torch
+
+PACKAGE = Path(gnsilu.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+# Asserts that the ops work, whichever way they were loaded.
+CALL = """
+x = torch.arange(48.0).sin().view(1, 4, 3, 4).half()
+wanted = torch.nn.functional.silu(torch.nn.functional.group_norm(x.float(), 2)).half()
+got = torch.ops.gnsilu.group_norm_silu(x, 2)
+assert (got.float() - wanted.float()).abs().max() <= 2**-10, (got, wanted)
+"""
+
+
+def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a fresh interpreter, away from the sources."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def output_of(program: str, **environment: str) -> str:
+    done = run(program, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def copy_of_package(folder: Path) -> Path:
+    """A copy of the installed package, to be damaged; PYTHONPATH=folder imports it."""
+    return Path(shutil.copytree(PACKAGE, folder / "gnsilu"))
+
+
+# --- Import -----------------------------------------------------------------------------------
+
+
+def test_import_initialises_no_cuda() -> None:
+    output_of(f"import gnsilu, torch\nassert not torch.cuda.is_initialized()\n{CALL}")
+
+
+def test_import_works_without_a_gpu() -> None:
+    program = f"import gnsilu, torch\nassert not torch.cuda.is_available()\n{CALL}"
+    output_of(program, CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.gpu
+def test_cuda_visible_devices_may_be_set_after_import() -> None:
+    # The driver reads the variable when it is initialised: importing has not done that.
+    program = "import os, gnsilu, torch\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
+    assert output_of(f"{program}print(torch.cuda.is_available())") == "False"
+
+
+@pytest.mark.gpu
+def test_cuda_works_in_a_child_forked_after_import() -> None:
+    output_of("""
+import os, gnsilu, torch
+child = os.fork()
+if child == 0:
+    y = gnsilu.group_norm_silu(torch.ones(1, 4, 64, 64, device="cuda").bfloat16(), 2)
+    os._exit(0 if (y == 0).all() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""")
+
+
+def test_import_brings_nothing_heavy() -> None:
+    # In the place of a timing: what import torch has not loaded already is gnsilu's own or the
+    # standard library's. torch._dynamo alone would take longer than torch itself.
+    new = output_of("""
+import sys, torch
+before = set(sys.modules)
+import gnsilu
+print(*(name for name in set(sys.modules) - before))
+""").split()
+    assert "gnsilu._C" in new
+    allowed = {"gnsilu", *sys.stdlib_module_names}
+    assert [name for name in new if name.partition(".")[0] not in allowed] == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import importlib, gnsilu\nimportlib.reload(gnsilu)",
+        "import gnsilu\ntorch.ops.load_library(gnsilu.library_path())",
+        f"torch.ops.load_library({gnsilu.library_path()!r})\nimport gnsilu",
+        f"torch.ops.load_library({gnsilu.library_path()!r})\nassert 'gnsilu' not in sys.modules",
+    ],
+    ids=["twice", "library after", "library before", "library alone"],
+)
+def test_the_ops_are_registered_however_they_are_loaded(program: str) -> None:
+    output_of(f"import sys, torch\n{program}\n{CALL}")
+
+
+def test_module_and_ops_share_one_library() -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc/self/maps to list the loaded libraries")
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "gnsilu_ops" in line}
+    assert loaded == {str(Path(gnsilu.library_path()).resolve())}
+
+
+def test_a_missing_library_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
+    shutil.rmtree(copy_of_package(tmp_path) / "lib")
+    done = run("import gnsilu", PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert re.search(r"ImportError: .*libgnsilu_ops.*pip install --no-build-isolation", done.stderr)
+
+
+def test_a_broken_library_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
+    (copy_of_package(tmp_path) / "lib" / "libgnsilu_ops.so").write_bytes(b"\x7fELF, cut short")
+    done = run("import gnsilu", PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert re.search(r"ImportError: .*libgnsilu_ops.*pip install --no-build-isolation", done.stderr)
+
+
+def test_another_torch_is_an_import_error_that_names_both(tmp_path: Path) -> None:
+    facts = copy_of_package(tmp_path) / "_built_for.py"
+    facts.write_text(facts.read_text("utf-8").replace(gnsilu.build_info().torch, "1.13.1"), "utf-8")
+    done = run("import gnsilu", PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "built for torch 1.13.1" in done.stderr
+    assert f"this is torch {torch.__version__}" in done.stderr
+    assert "pip install --no-build-isolation" in done.stderr
+
+
+# --- What was built ---------------------------------------------------------------------------
+
+
+def test_build_info() -> None:
+    info = gnsilu.build_info()
+    assert info.version == gnsilu.__version__ == importlib.metadata.version("gnsilu")
+    assert info.torch == torch.__version__
+    assert re.match(r"(GNU|Clang|AppleClang) \d+\.\d+", info.compiler)
+    for fact in (info.version, info.torch, info.compiler):
+        assert fact in str(info)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.version = "2"  # type: ignore[misc]
+
+
+def test_build_info_of_the_kernels() -> None:
+    info = gnsilu.build_info()
+    if not info.cuda:
+        assert info.architectures == ()
+        assert "CPU only" in str(info)
+        return
+    assert re.fullmatch(r"\d+\.\d+", info.cuda)
+    assert info.cuda.split(".")[0] == str(torch.version.cuda).split(".")[0]
+    assert "nvcc" in info.compiler
+    # Machine code for each, and PTX of the newest for GPUs to come.
+    *machine_code, ptx = info.architectures
+    assert machine_code
+    assert all(re.fullmatch(r"sm_\d+", name) for name in machine_code)
+    assert ptx == machine_code[-1].replace("sm_", "compute_")
+    assert all(name in str(info) for name in info.architectures)
+
+
+def device_code(library: bytes) -> set[str]:
+    """What a library's fat binaries hold: "sm_90" for machine code, "compute_90" for PTX.
+
+    `cuobjdump --list-elf --list-ptx` says the same, but needs the CUDA toolkit. A fat binary is a
+    header (magic number, version, header size, size of the rest) followed by entries, each with
+    a header (kind, version, header size, payload size, ..., architecture at byte 28) of its own.
+    """
+    magic, kinds = (0xBA55ED50).to_bytes(4, "little"), {1: "compute", 2: "sm"}
+    found: set[str] = set()
+    start = library.find(magic)
+    while start >= 0:
+        _, _, header, size = struct.unpack_from("<IHHQ", library, start)
+        entry, end = start + header, start + header + size
+        while entry < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", library, entry)
+            (architecture,) = struct.unpack_from("<I", library, entry + 28)
+            found.add(f"{kinds[kind]}_{architecture}")
+            entry += header + size
+        start = library.find(magic, end)
+    return found
+
+
+def test_the_kernels_are_in_the_library() -> None:
+    # On a machine without a GPU as well: the build does not need one. Without CUDA, nothing.
+    library = Path(gnsilu.library_path()).read_bytes()
+    assert device_code(library) == set(gnsilu.build_info().architectures)
+
+
+def test_the_package_brings_headers_and_types() -> None:
+    installed = {path.name for path in (PACKAGE / "include" / "gnsilu").glob("*.h")}
+    assert installed == {path.name for path in (ROOT / "include" / "gnsilu").glob("*.h")}
+    assert {"launch.h", "plan.h", "problem.h"} <= installed
+    for header in (PACKAGE / "include" / "gnsilu").glob("*.h"):
+        assert not re.search(r"#include [<\"](torch|ATen|c10)/", header.read_text("utf-8"))
+    assert (PACKAGE / "py.typed").exists()
+    assert (PACKAGE / "_C.pyi").exists()

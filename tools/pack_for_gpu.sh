@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Collects in carry/ what a GPU machine without compiler or network needs to run the GPU tests:
+#
+#   carry/site    the installed package
+#   carry/tests   the built C++ test programs
+#   carry/wheels  diffusers, for the demo
+#
+# usage: tools/pack_for_gpu.sh PYTHON BUILD_FOLDER
+# There, in a copy of this folder:  tools/run_on_gpu.sh [OUTPUT_FOLDER]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1
+build=$2
+
+mkdir -p carry/site carry/tests carry/wheels
+package=$("$python" -c 'import gnsilu, pathlib; print(pathlib.Path(gnsilu.__file__).parent)')
+rm -rf carry/site/gnsilu carry/tests/*
+cp -r "$package" carry/site/
+rm -rf carry/site/gnsilu/__pycache__
+cp "$build"/tests/* carry/tests/
+if ! ls carry/wheels/diffusers-*.whl >/dev/null 2>&1; then
+  "$python" -m pip download --quiet --no-deps --dest carry/wheels diffusers
+fi
+du -sh carry

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the GPU tests, the first figures and the demo from what tools/pack_for_gpu.sh collected.
+# Everything worth keeping lands in OUTPUT_FOLDER.
+#
+# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test figures demo
+set -uo pipefail
+cd "$(dirname "$0")/.."
+output=$1
+shift
+parts=${*:-test figures demo}
+mkdir -p "$output"
+export PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/carry/site:/tmp/gnsilu-wheels"
+export GNSILU_CPP_TESTS="$PWD/carry/tests"
+python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
+  --target /tmp/gnsilu-wheels carry/wheels/*.whl
+status=0
+for part in $parts; do
+  case $part in
+    test)
+      make gpu-test INSTALLED=1 PYTHON=python3 GTEST_DIR=carry/tests >"$output/test.log" 2>&1 ||
+        status=1
+      cp tests/gpu_record.json "$output/"
+      grep -E '^(FAILED|ERROR|E  )|passed|SUMMARY|calls checked' "$output/test.log" | tail -60
+      ;;
+    figures)
+      python3 benchmarks/first_figures.py --output "$output/first_figures.json" 2>&1 |
+        tee "$output/first_figures.log" || status=1
+      ;;
+    demo)
+      python3 benchmarks/demo.py --output "$output/demo" >"$output/demo.log" 2>&1 || status=1
+      tail -80 "$output/demo.log"
+      ;;
+  esac
+done
+exit $status
