@@ -18,7 +18,7 @@ inline TunerEntry entry_of(int64_t channels_per_group, const std::string& gpu = 
   entry.key.channels_per_group = channels_per_group;
   entry.key.x_dtype = DType::kFloat16;
   entry.key.y_dtype = DType::kFloat32;
-  entry.config = {128, 8, 2};
+  entry.config = {128, 4};
   entry.microseconds = 512.25;
   entry.made = "2026-01-31T12:00:00Z";
   return entry;

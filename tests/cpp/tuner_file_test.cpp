@@ -79,7 +79,7 @@ TEST_F(TunerFileTest, AddsAndReplacesByKey) {
   other_kernels.key.kernels = "older";
   ASSERT_EQ(write_tuner_entry(path(), other_kernels), "");
   TunerEntry again = entry_of(4);
-  again.config = {512, 2, 4};
+  again.config = {512, 8};
   ASSERT_EQ(write_tuner_entry(path(), again), "");
   const TunerFileContents contents = read_tuner_file(path(), kGpu);
   ASSERT_EQ(contents.entries.size(), 3u);
@@ -152,7 +152,7 @@ TEST_F(TunerFileTest, MalformedEntries) {
       {"/config/vectors_in_flight", -1},
       {"/config/vectors_in_flight", nullptr},
       {"/config", nullptr},
-      {"/config", nlohmann::json::array({256, 4, 1})},
+      {"/config", nlohmann::json::array({256, 4})},
       {"/microseconds", 0},
       {"/microseconds", -3.5},
       {"/microseconds", "NaN"},

@@ -327,8 +327,8 @@ TEST(TunerTest, EntriesOutsideTheCandidatesAreNeverReturned) {
   TemporaryFolder folder;
   Warnings warnings;
   const std::string path = tuner_file_path(folder.path(), key_of(4).gpu);
-  for (const Config& config : {Config{96, 4, 1}, Config{1024, 4, 1}, Config{256, 1000, 1},
-                               Config{256, 4, 1 << 30}, Config{256, 3, 1}}) {
+  for (const Config& config :
+       {Config{96, 4}, Config{1024, 4}, Config{256, 1000}, Config{256, 1 << 30}, Config{256, 3}}) {
     ASSERT_FALSE(is_candidate(Route::kThreePass, config));
     ASSERT_EQ(write_tuner_entry(path, {key_of(4), config, 0.001, "2026-01-31T12:00:00Z"}), "");
     Tuner tuner(folder.path(), warnings.warn());
