@@ -14,8 +14,8 @@ build=$2
 
 mkdir -p carry/site carry/tests carry/wheels
 package=$("$python" -c 'import gnsilu, pathlib; print(pathlib.Path(gnsilu.__file__).parent)')
-rm -rf carry/site/gnsilu carry/tests/*
-cp -r "$package" carry/site/
+rm -rf carry/site/* carry/tests/*
+cp -r "$package" "$(dirname "$package")"/gnsilu-*.dist-info carry/site/
 rm -rf carry/site/gnsilu/__pycache__
 cp "$build"/tests/* carry/tests/
 if ! ls carry/wheels/diffusers-*.whl >/dev/null 2>&1; then

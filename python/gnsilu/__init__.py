@@ -3,8 +3,8 @@
 >>> import gnsilu
 >>> y = gnsilu.group_norm_silu(x, 32, weight, bias, 1e-6, torch.bfloat16)
 
-The operators are ``torch.ops.gnsilu.group_norm_silu`` and ``torch.ops.gnsilu.group_norm``. Importing
-this package loads them and initialises no CUDA.
+The operators are ``torch.ops.gnsilu.group_norm_silu`` and ``torch.ops.gnsilu.group_norm``.
+Importing this package loads them and initialises no CUDA.
 """
 
 from gnsilu.library import library_path, load_library

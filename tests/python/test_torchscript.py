@@ -125,4 +125,7 @@ def test_saved_module_runs_in_a_cpp_program(tmp_path):
         for name, tensor in (("x.pt", x), ("want.pt", module(x))):
             torch.jit.script(Holder(tensor)).save(str(tmp_path / name))
     files = [str(tmp_path / name) for name in ("module.pt", "x.pt", "want.pt")]
-    subprocess.run([str(program), *files], check=True)
+    # The program may have been built elsewhere: tell it where the libraries lie.
+    folders = [Path(torch.__file__).parent / "lib", Path(gnsilu.library_path()).parent]
+    libraries = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    subprocess.run([str(program), *files], check=True, env=os.environ | libraries)
