@@ -69,7 +69,9 @@ def main() -> None:
     text = README.read_text("utf-8")
     for name, content in (("speed", speed(figures)), ("exactness", exactness(figures))):
         block = f"<!-- {name} -->\n{content}\n\n{caption(figures)}\n<!-- end -->"
-        text, count = re.subn(rf"<!-- {name} -->.*?<!-- end -->", lambda _: block, text, flags=re.S)
+        text, count = re.subn(
+            rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.S
+        )
         if count != 1:
             sys.exit(f"README.md has no block <!-- {name} --> ... <!-- end -->")
     README.write_text(text, "utf-8")
