@@ -8,6 +8,7 @@
 // two-sum): bound by memory.
 #include "dispatch.h"
 #include "kernels.h"
+#include "span_grid.cuh"
 #include "warp_statistics.cuh"
 
 namespace gnsilu {
@@ -30,26 +31,21 @@ __global__ void centred_squares(GroupRange range, int blocks_per_group) {
   __syncthreads();
   const Centring centre = centring(shared_centre.mean32, shared_centre.exponent);
 
-  const int span = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  if (span >= range.spans) return;
-  const int64_t start = static_cast<int64_t>(span) * range.span_size;
-  const int64_t left = range.group_size - start;
-  const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
-  const uint16_t* x = range.x + group * range.group_size + start;
-  const double squares = warp_span_squares<kX, kInFlight>(x, size, centre);
-  if (threadIdx.x % kWarp == 0) range.workspace.squares[group * range.spans + span] = squares;
+  const WarpSpan span = span_of_warp(range, group, block);
+  if (span.size == 0) return;
+  const double squares = warp_span_squares<kX, kInFlight>(span.x, span.size, centre);
+  if (threadIdx.x % kWarp == 0) range.workspace.squares[span.partial] = squares;
 }
 
 }  // namespace
 
 cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& types,
                                    const Config& config, cudaStream_t stream) {
-  const SpanGrid grid = span_grid(range.spans, config);
+  const SpanGrid grid = span_grid(range, config);
   return dispatch_x(types.x, [&](auto x) {
     return dispatch_in_flight(config, [&](auto in_flight) {
-      const unsigned blocks = static_cast<unsigned>(range.groups * grid.blocks_per_group);
       centred_squares<x(), in_flight()>
-          <<<blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
+          <<<grid.blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
       return cudaGetLastError();
     });
   });

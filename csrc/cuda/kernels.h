@@ -54,16 +54,4 @@ cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, cons
 cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,
                                 cudaStream_t stream);
 
-// The grid of the two statistics kernels: a warp a span, in blocks of at most config.threads that
-// do not cross groups.
-struct SpanGrid {
-  int threads;
-  int blocks_per_group;
-};
-
-constexpr SpanGrid span_grid(int spans, const Config& config) {
-  const int warps = config.threads / 32 < spans ? config.threads / 32 : spans;
-  return {32 * warps, (spans + warps - 1) / warps};
-}
-
 }  // namespace gnsilu

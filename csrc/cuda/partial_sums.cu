@@ -6,6 +6,7 @@
 // two-sum), below the 15 that the time of the read leaves on an H200: bound by memory.
 #include "dispatch.h"
 #include "kernels.h"
+#include "span_grid.cuh"
 #include "warp_statistics.cuh"
 
 namespace gnsilu {
@@ -13,18 +14,13 @@ namespace {
 
 template <DType kX, int kInFlight>
 __global__ void partial_sums(GroupRange range, int blocks_per_group) {
-  const int64_t group = blockIdx.x / blocks_per_group;
-  const int block = blockIdx.x % blocks_per_group;
-  const int span = block * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  if (span >= range.spans) return;
-  const int64_t start = static_cast<int64_t>(span) * range.span_size;
-  const int64_t left = range.group_size - start;
-  const uint32_t size = left < range.span_size ? static_cast<uint32_t>(left) : range.span_size;
-  const uint16_t* x = range.x + group * range.group_size + start;
-  const SpanSum result = warp_span_sum<kX, kInFlight>(x, size);
+  const WarpSpan span =
+      span_of_warp(range, blockIdx.x / blocks_per_group, blockIdx.x % blocks_per_group);
+  if (span.size == 0) return;
+  const SpanSum result = warp_span_sum<kX, kInFlight>(span.x, span.size);
   if (threadIdx.x % kWarp == 0) {
-    range.workspace.sums[group * range.spans + span] = result.sum;
-    range.workspace.max_abs[group * range.spans + span] = result.max_abs;
+    range.workspace.sums[span.partial] = result.sum;
+    range.workspace.max_abs[span.partial] = result.max_abs;
   }
 }
 
@@ -37,12 +33,11 @@ cudaError_t partial_sums_image_status() {
 
 cudaError_t launch_partial_sums(const GroupRange& range, const KernelTypes& types,
                                 const Config& config, cudaStream_t stream) {
-  const SpanGrid grid = span_grid(range.spans, config);
+  const SpanGrid grid = span_grid(range, config);
   return dispatch_x(types.x, [&](auto x) {
     return dispatch_in_flight(config, [&](auto in_flight) {
-      const unsigned blocks = static_cast<unsigned>(range.groups * grid.blocks_per_group);
       partial_sums<x(), in_flight()>
-          <<<blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
+          <<<grid.blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
       return cudaGetLastError();
     });
   });
