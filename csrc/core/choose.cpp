@@ -14,8 +14,8 @@ const char* obstacle_to_fused(const Problem& problem, const Device& device) {
   if (!is_16_bit(problem.x_dtype)) return "x is neither bfloat16 nor float16";
   if (problem.y_dtype == DType::kFloat64) return "the result is float64";
   if (!problem.contiguous) return "x is not contiguous in NCHW order";
-  if (device.capability() < 75) return "the GPU's compute capability is below 7.5";
   if (!device.has_kernel_image) return "this build has no kernel image for the GPU";
+  if (device.capability() < 75) return "the GPU's compute capability is below 7.5";
   if (problem.group_size() > kMaxGroupSize) return "a group has 2^32 elements or more";
   return nullptr;
 }

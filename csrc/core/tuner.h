@@ -68,7 +68,7 @@ struct TunerEntry {
 using CandidateTimer = std::function<std::optional<double>(const Config&)>;
 
 // Thread-safe, also in a process forked from one whose threads were using it.
-// One instance serves one device.
+// Serves all devices: the keys name the GPU.
 class Tuner {
  public:
   // directory: where the files lie, empty for memory only. warn: called once per file that could

@@ -44,7 +44,7 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
   range.group_size = problem.group_size();
   range.spatial_size = static_cast<uint32_t>(problem.spatial_size);
   range.channels_per_group = static_cast<uint32_t>(problem.channels_per_group());
-  range.num_groups = static_cast<uint32_t>(problem.num_groups);
+  range.num_groups = problem.num_groups;
   range.span_size = static_cast<uint32_t>(plan.spans.size);
   range.spans = static_cast<int>(plan.spans.count);
   range.weight = arguments.weight;

@@ -25,10 +25,12 @@ __device__ __forceinline__ double parameter_at(const Parameter& parameter, int64
 // Affine map of one channel of a group; group is numbered through all samples.
 __device__ __forceinline__ Affine channel_affine(const GroupRange& range, const Normalisation& n,
                                                  int64_t group, uint32_t row) {
-  const int64_t channel =
-      static_cast<int64_t>(group % range.num_groups) * range.channels_per_group + row;
+  const int64_t channel = group % range.num_groups * range.channels_per_group + row;
   return affine_of(n, parameter_at(range.weight, channel, 1), parameter_at(range.bias, channel, 0));
 }
+
+// A NaN stays one.
+__device__ __forceinline__ float at_least(float z, float lowest) { return z < lowest ? lowest : z; }
 
 // y for size elements of one channel, shared by `lanes` lanes of which this is number `lane`.
 // y's alignment decides where vectors begin; x is read at whatever alignment it then has.
@@ -42,6 +44,7 @@ __device__ __forceinline__ void normalise_run(const uint16_t* x, typename Stored
   const uint32_t vectors = (size - head) / kVector;
   const uint32_t body_end = head + kVector * vectors;
 
+  const float lowest = affine.lowest_z();
   auto z_of = [&](float value) { return fma_rn(centring(value), affine.scale, affine.shift); };
   for_each_vector<kInFlight>(x + head, vectors, lane, lanes, [&](const Vector& in, uint32_t v) {
     float values[kVector];
@@ -55,7 +58,7 @@ __device__ __forceinline__ void normalise_run(const uint16_t* x, typename Stored
     if (kActivation == Activation::kSilu) {
       if (any_tail) {  // rare; one branch a vector
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = silu(values[i]);
+        for (int i = 0; i < kVector; ++i) values[i] = silu(at_least(values[i], lowest));
       } else {
 #pragma unroll
         for (int i = 0; i < kVector; ++i) values[i] = silu_short(values[i]);
@@ -68,7 +71,8 @@ __device__ __forceinline__ void normalise_run(const uint16_t* x, typename Stored
   for (uint32_t i = lane; i < size - kVector * vectors; i += lanes) {
     const uint32_t element = i < head ? i : body_end + (i - head);
     const float z = z_of(to_float<kX>(x[element]));
-    store_element<kY>(y + element, kActivation == Activation::kSilu ? silu(z) : z);
+    store_element<kY>(y + element,
+                      kActivation == Activation::kSilu ? silu(at_least(z, lowest)) : z);
   }
 }
 

@@ -119,6 +119,21 @@ std::optional<Route> forced_route() {
   return route;
 }
 
+Device no_device(const Call& call) {
+  Device device;
+  device.has_kernel_image = false;
+#if !GNSILU_WITH_CUDA
+  if (call.x.is_cuda()) {
+    TORCH_WARN_ONCE(
+        "gnsilu was built for the CPU only: PyTorch's operators serve tensors on GPUs. Rebuild it "
+        "where nvcc is found: pip install --no-build-isolation --force-reinstall --no-deps .");
+  }
+#else
+  static_cast<void>(call);
+#endif
+  return device;
+}
+
 Plan checked_choose(const Call& call, const Problem& problem, const Device& device) {
   try {
     return choose(problem, device, forced_route());

@@ -44,6 +44,10 @@ Problem problem_of(const Call& call);
 // name is an error.
 std::optional<Route> forced_route();
 
+// What stands for the device of a call that no CUDA kernel serves. Warns once where x is on a GPU
+// and this build is for the CPU only.
+Device no_device(const Call& call);
+
 // choose(), with an impossible forced route turned into torch's error.
 Plan checked_choose(const Call& call, const Problem& problem, const Device& device);
 

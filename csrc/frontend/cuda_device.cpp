@@ -8,27 +8,32 @@
 #include <array>
 #include <mutex>
 
+#include "cuda_error.h"
 #include "gnsilu/launch.h"
 
 namespace gnsilu {
 namespace {
 
-void check_cuda(cudaError_t error, const char* what) {
-  TORCH_CHECK(error == cudaSuccess, "gnsilu: ", what, ": ", cudaGetErrorString(error));
+// What the runtime says of a kernel that the build does not hold for this GPU.
+bool means_no_image(cudaError_t error) {
+  return error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction ||
+         error == cudaErrorUnsupportedPtxVersion || error == cudaErrorInvalidKernelImage;
 }
 
 Device read_device(c10::DeviceIndex index) {
   const c10::cuda::CUDAGuard guard(index);
   cudaDeviceProp properties;
   Device device;
-  check_cuda(cudaGetDeviceProperties(&properties, index), "reading the GPU's properties");
-  check_cuda(cudaDriverGetVersion(&device.driver_version), "reading the driver's version");
+  check_cuda(cudaGetDeviceProperties(&properties, index), "gnsilu: reading the GPU's properties");
+  check_cuda(cudaDriverGetVersion(&device.driver_version), "gnsilu: reading the driver's version");
   device.name = properties.name;
   device.sm_count = properties.multiProcessorCount;
   device.capability_major = properties.major;
   device.capability_minor = properties.minor;
   const cudaError_t image = kernel_image_status();
-  device.has_kernel_image = image == cudaSuccess;
+  device.has_kernel_image = !means_no_image(image);
+  // Out of memory, or an earlier kernel's error, says nothing about the build: raised, not kept.
+  if (device.has_kernel_image) check_cuda(image, "gnsilu: loading the kernels");
   if (!device.has_kernel_image) {
     TORCH_WARN("gnsilu: this build holds no usable kernels for ", device.name,
                " (compute capability ", device.capability_major, ".", device.capability_minor,

@@ -13,7 +13,7 @@ std::string explain(const Call& call) {
   check(call);
   Problem problem = problem_of(call);
   problem.needs_grad = needs_grad(call);
-  Device device;
+  Device device = no_device(call);
 #if GNSILU_WITH_CUDA
   if (problem.on_cuda) device = cuda_device(call.x.device().index());
 #endif

@@ -35,14 +35,18 @@ std::optional<at::Tensor> channels(const std::optional<at::Tensor>& tensor, int6
 
 }  // namespace
 
-at::Tensor differentiable(const Call& call) {
+at::Tensor decomposed(const Call& call) {
   const WithoutAutocast without_autocast;
   const at::ScalarType type = compute_dtype(call);
   at::Tensor y = at::group_norm(call.x.to(type), call.num_groups, as_type(call.weight, type),
                                 as_type(call.bias, type), call.eps, /*cudnn_enabled=*/false);
   if (call.activation == Activation::kSilu) y = at::silu(y);
-  // Out of place: PyTorch's group_norm does not always keep x's memory format.
-  return y.to(call.result_dtype()).contiguous(call.result_memory_format());
+  return y.to(call.result_dtype());
+}
+
+at::Tensor differentiable(const Call& call) {
+  // PyTorch's group_norm does not always keep x's memory format.
+  return decomposed(call).contiguous(call.result_memory_format());
 }
 
 at::Tensor fallback(const Call& call) {

@@ -5,7 +5,10 @@
 
 namespace gnsilu {
 
-// As one differentiable expression. Sizes may be symbolic.
+// As one expression of PyTorch's operators, differentiable. Sizes may be symbolic.
+at::Tensor decomposed(const Call& call);
+
+// decomposed(), in the memory format that every call's result has.
 at::Tensor differentiable(const Call& call);
 
 // Without a gradient: through the (sample, group) pairs in slices whose FP32 copy is at most

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda_device.h"
+#include "cuda_error.h"
 #include "fallback.h"
 #include "gnsilu/launch.h"
 #include "tuned_config.h"
@@ -56,8 +57,7 @@ at::Tensor run_fused(const Call& call, const Problem& problem, const Device& dev
 
   const char* kernel = "";
   const cudaError_t error = launch(plan, problem, arguments, stream, &kernel);
-  TORCH_CHECK(error == cudaSuccess, call.name(), ": kernel ", kernel,
-              " could not be launched: ", cudaGetErrorString(error));
+  check_cuda(error, call.name(), ": launching kernel ", kernel);
   return y;
 }
 

@@ -24,7 +24,7 @@ at::Tensor any_device(const at::Tensor& x, int64_t num_groups, const OptionalTen
                       const OptionalTensor& bias, double eps, OptionalType dtype) {
   const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
   check(call);
-  checked_choose(call, problem_of(call), Device{});  // a forced route may be impossible
+  checked_choose(call, problem_of(call), no_device(call));  // a forced route may be impossible
   return fallback(call);
 }
 
@@ -57,6 +57,15 @@ at::Tensor meta(const at::Tensor& x, int64_t num_groups, const OptionalTensor& w
                           call.result_memory_format());
 }
 
+// vmap: by decomposition into PyTorch's operators, which have batching rules.
+template <Activation kActivation>
+at::Tensor vmapped(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                   const OptionalTensor& bias, double eps, OptionalType dtype) {
+  const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
+  check(call);
+  return decomposed(call);
+}
+
 // With a gradient to carry the op becomes PyTorch's differentiable operators; without, it goes on
 // below autograd.
 template <Activation kActivation>
@@ -68,7 +77,7 @@ at::Tensor autograd(c10::DispatchKeySet keys, const at::Tensor& x, int64_t num_g
   if (needs_grad(call)) {
     Problem problem;
     problem.needs_grad = true;
-    checked_choose(call, problem, Device{});
+    checked_choose(call, problem, no_device(call));
     return differentiable(call);
   }
   static const auto op =
@@ -129,6 +138,11 @@ TORCH_LIBRARY_IMPL(gnsilu, CUDA, m) {
 TORCH_LIBRARY_IMPL(gnsilu, Meta, m) {
   m.impl("group_norm_silu", &meta<Activation::kSilu>);
   m.impl("group_norm", &meta<Activation::kNone>);
+}
+
+TORCH_LIBRARY_IMPL(gnsilu, FuncTorchBatched, m) {
+  m.impl("group_norm_silu", &vmapped<Activation::kSilu>);
+  m.impl("group_norm", &vmapped<Activation::kNone>);
 }
 
 TORCH_LIBRARY_IMPL(gnsilu, Autograd, m) {

@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda_error.h"
 #include "tuner.h"
 
 namespace gnsilu {
@@ -56,39 +56,51 @@ Problem slice_of(const Problem& problem) {
   return slice;
 }
 
+// The events between the repetitions; `error` where they could not be made.
 struct Events {
   std::array<cudaEvent_t, kRepetitions + 1> events{};
+  cudaError_t error = cudaSuccess;
+
   Events() {
     for (cudaEvent_t& event : events) {
-      TORCH_CHECK(cudaEventCreate(&event) == cudaSuccess, "gnsilu: cannot create a CUDA event");
+      if (error == cudaSuccess) error = cudaEventCreate(&event);
     }
   }
   ~Events() {
-    for (cudaEvent_t event : events) cudaEventDestroy(event);
+    for (cudaEvent_t event : events) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
   }
 };
+
+// Queues one launch to warm up and kRepetitions between events.
+cudaError_t record_repetitions(const Plan& plan, const Problem& problem, const Arguments& arguments,
+                               cudaStream_t stream, const Events& events) {
+  cudaError_t error = launch(plan, problem, arguments, stream);
+  for (size_t i = 0; error == cudaSuccess; ++i) {
+    error = cudaEventRecord(events.events[i], stream);
+    if (i == kRepetitions) break;
+    if (error == cudaSuccess) error = launch(plan, problem, arguments, stream);
+  }
+  return error;
+}
 
 // Median time of a launch in microseconds. A candidate that cannot be launched is passed over; an
 // error of the device itself stays and is raised.
 std::optional<double> time_candidate(const Plan& plan, const Problem& problem,
                                      const Arguments& arguments, cudaStream_t stream,
-                                     Events& events) {
-  if (launch(plan, problem, arguments, stream) != cudaSuccess) {
+                                     const Events& events) {
+  if (events.error != cudaSuccess ||
+      record_repetitions(plan, problem, arguments, stream, events) != cudaSuccess) {
     cudaGetLastError();
     return std::nullopt;
   }
-  cudaEventRecord(events.events[0], stream);
-  for (int i = 0; i < kRepetitions; ++i) {
-    launch(plan, problem, arguments, stream);
-    cudaEventRecord(events.events[static_cast<size_t>(i) + 1], stream);
-  }
-  const cudaError_t error = cudaEventSynchronize(events.events.back());
-  TORCH_CHECK(error == cudaSuccess,
-              "gnsilu: a CUDA error came up while tuning: ", cudaGetErrorString(error));
+  check_cuda(cudaEventSynchronize(events.events.back()), "gnsilu: tuning");
   std::vector<double> times;
   for (size_t i = 0; i < kRepetitions; ++i) {
     float milliseconds = 0;
-    cudaEventElapsedTime(&milliseconds, events.events[i], events.events[i + 1]);
+    check_cuda(cudaEventElapsedTime(&milliseconds, events.events[i], events.events[i + 1]),
+               "gnsilu: tuning");
     times.push_back(1000.0 * milliseconds);
   }
   std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
@@ -97,15 +109,15 @@ std::optional<double> time_candidate(const Plan& plan, const Problem& problem,
 
 Config tune(const Plan& plan, const Problem& problem, const Arguments& arguments,
             const Device& device, cudaStream_t stream) {
+  // Another thread may be capturing a graph, which the events here must not break.
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   const Problem slice = slice_of(problem);
-  Plan slice_plan = choose(slice, device, plan.route);
-  // The slice has to do with the workspace that is there.
-  slice_plan.groups_per_launch =
-      std::min(slice_plan.groups_per_launch,
-               plan.workspace_bytes / workspace_bytes_per_group(slice_plan.spans));
+  // The plan's spans, of which a slice's group has no more than the workspace was made for.
+  Plan slice_plan = plan;
+  slice_plan.spans.count = (slice.group_size() + plan.spans.size - 1) / plan.spans.size;
   Arguments slice_arguments = arguments;
   slice_arguments.weight = slice_arguments.bias = Parameter{};
-  Events events;
+  const Events events;
   return the_tuner().tune(tuner_key(problem, device, plan.route), [&](const Config& config) {
     slice_plan.config = config;
     return time_candidate(slice_plan, slice, slice_arguments, stream, events);

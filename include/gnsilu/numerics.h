@@ -11,6 +11,9 @@
 
 namespace gnsilu {
 
+constexpr float kLargestFloat = 3.402823466e38f;
+constexpr double kLargestDouble = 1.7976931348623157e308;
+
 // ------------------------------------------------------------------------------- exact sums
 
 struct Sum32 {
@@ -116,9 +119,10 @@ GNSILU_HD Normalisation normalisation_of(double variance, const Centre& centre, 
   const double spread = sqrt(variance + eps);
   n.rstd = 1.0 / spread;
   n.correction = static_cast<double>(centre.mean32) - centre.mean;
-  // Units of the spread keep scale near the weight; but not so fine that max|x| overflows.
+  // Units of the spread, rounded down, so that |scale| stays at or below |weight|; but not so fine
+  // that max|x| overflows.
   const int finest = centre.exponent - 126 > -126 ? centre.exponent - 126 : -126;
-  n.exponent = clamp_exponent(exponent_above(spread), finest, 129);
+  n.exponent = clamp_exponent(exponent_above(spread) - 1, finest, 128);
   n.centring = centring(centre.mean32, n.exponent);
   return n;
 }
@@ -127,6 +131,13 @@ GNSILU_HD Normalisation normalisation_of(double variance, const Centre& centre, 
 struct Affine {
   float scale;
   float shift;
+
+  // The lowest z of a finite x: below it FP32 overflows, and silu(-infinity) is NaN where silu of
+  // the true z is -0. An infinite parameter is another matter.
+  GNSILU_HD float lowest_z() const {
+    const bool finite = fabsf(scale) <= kLargestFloat && fabsf(shift) <= kLargestFloat;
+    return finite ? -kLargestFloat : float_from_bits(0xff800000u);
+  }
 };
 
 // shift carries the rounding of the mean: bias + (mean32 - mean) * rstd * weight. Without that
@@ -135,6 +146,11 @@ GNSILU_HD Affine affine_of(const Normalisation& n, double weight, double bias) {
   const double scale = n.rstd * weight;
   Affine affine;
   affine.scale = static_cast<float>(scale * power_of_two_fp64(n.exponent));
+  // Beyond FP32 only where a constant group meets a tiny eps: x - mean is 0 there, not 0 *
+  // infinity.
+  if (fabs(scale) <= kLargestDouble && fabsf(affine.scale) > kLargestFloat) {
+    affine.scale = affine.scale > 0 ? kLargestFloat : -kLargestFloat;
+  }
   // A mean that is exact leaves the bias alone, also where the scale is infinite (eps 0).
   affine.shift = static_cast<float>(n.correction == 0 ? bias : bias + n.correction * scale);
   return affine;

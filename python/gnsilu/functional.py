@@ -84,8 +84,11 @@ def _normalised(
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and not isinstance(parameter, Tensor):
             raise TypeError(f"{name} is {_kind(parameter)}; a tensor or None is wanted")
-    if type(num_groups) is not int:
-        num_groups = _whole("num_groups", num_groups)
+    num_groups = (
+        _int64("num_groups", num_groups)
+        if type(num_groups) is int
+        else _whole("num_groups", num_groups)
+    )
     if type(eps) is not float:
         eps = _real("eps", eps)
     if dtype is not None:
@@ -107,18 +110,26 @@ def _whole(name: str, value: SupportsIndex | SupportsFloat) -> int:
         number = value
     else:
         try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+            return _int64(name, operator.index(value))  # type: ignore[arg-type]
+        except (TypeError, RuntimeError):
             number = _real(name, value)
     if not number.is_integer():
         raise TypeError(f"{name} is {number}; a whole number is wanted")
-    return int(number)
+    return _int64(name, int(number))
+
+
+def _int64(name: str, value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} is {value}; a 64-bit number is wanted")
+    return value
 
 
 def _real(name: str, value: SupportsIndex | SupportsFloat) -> float:
-    if isinstance(value, str):
+    if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"{name} is the string {value!r}; a number is wanted")
+    if isinstance(value, Tensor) and value.is_complex():
+        raise TypeError(f"{name} is a complex tensor; a real number is wanted")
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(f"{name} is {_kind(value)}; a number is wanted") from None

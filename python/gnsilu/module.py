@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gnsilu.functional import group_norm_silu
+from gnsilu.functional import _real, _whole, group_norm_silu
 
 
 class GroupNormSiLU(nn.Module):
@@ -38,6 +38,10 @@ class GroupNormSiLU(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        num_groups, num_channels = (
+            _whole("num_groups", num_groups),
+            _whole("num_channels", num_channels),
+        )
         if num_groups < 1 or num_channels % num_groups != 0:
             raise ValueError(
                 f"num_groups is {num_groups}, num_channels {num_channels}; a divisor of the "
@@ -45,7 +49,7 @@ class GroupNormSiLU(nn.Module):
             )
         self.num_groups = num_groups
         self.num_channels = num_channels
-        self.eps = eps
+        self.eps = _real("eps", eps)
         self.affine = affine
         self.dtype = dtype
         ones = torch.ones(num_channels, device=device) if affine else None

@@ -212,6 +212,35 @@ TEST(Affine, ShiftCarriesTheRoundingOfTheMean) {
   EXPECT_FLOAT_EQ(affine_of(n, 1.0, 0.0).shift, -0.00001f / 4);
 }
 
+// A constant group and the smallest eps: 0 * scale, never 0 * infinity.
+TEST(Affine, ScaleStaysFiniteForTinyEps) {
+  for (float constant : {1.f, 0.f, 3.3895314e38f}) {
+    for (double eps : {1e-76, 1e-160, 1e-300}) {
+      const Statistics got =
+          statistics_of(std::vector<float>(100, constant), DType::kBFloat16, 4096);
+      const Normalisation n = normalisation_of(got.variance, got.centre, eps);
+      const Affine affine = affine_of(n, -1.0, 0.25);
+      EXPECT_EQ(fma_rn(n.centring(constant), affine.scale, affine.shift), 0.25f) << eps;
+    }
+  }
+}
+
+TEST(Affine, TakesTheLargestWeights) {
+  std::vector<float> x(1000, -2.f);
+  for (size_t i = 0; i < x.size(); i += 2) x[i] = 2.f;
+  const Statistics got = statistics_of(x, DType::kBFloat16, 4096);
+  const Normalisation n = normalisation_of(got.variance, got.centre, 0);
+  for (double weight : {1.71e38, 3e38, 1e30, 1e-30}) {
+    const Affine affine = affine_of(n, weight, 0);
+    const float want = static_cast<float>(weight);
+    EXPECT_NEAR(fma_rn(n.centring(2.f), affine.scale, affine.shift), want, want * 1e-6);
+    EXPECT_EQ(fma_rn(n.centring(0.f), affine.scale, affine.shift), 0.f);
+    EXPECT_EQ(affine.lowest_z(), -std::numeric_limits<float>::max());
+  }
+  EXPECT_EQ(affine_of(n, 1, -std::numeric_limits<double>::infinity()).lowest_z(), -kInfinity);
+  EXPECT_TRUE(std::isnan(affine_of(n, NAN, 0).scale));
+}
+
 TEST(Exponents, BoundTheirValue) {
   for (double value : {1e-300, 0.5, 1.0, 1.5, 3e38, 6.8e38}) {
     const int e = exponent_above(value);

@@ -95,6 +95,20 @@ def test_unusual_tensors_are_refused_by_name(kind, inference):
         gnsilu.group_norm_silu(x, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|Sparse|quantize|torch.ao).*")
+@pytest.mark.parametrize("argument", ["weight", "bias"])
+def test_unusual_parameters_are_refused_by_name(argument):
+    x = torch.zeros(2, 8, 4)
+    values = torch.zeros(8)
+    for kind, parameter in {
+        "a sparse": values.to_sparse(),
+        "a quantised": torch.quantize_per_tensor(values, 0.1, 0, torch.quint8),
+        "a complex": values.to(torch.complex64),
+    }.items():
+        with pytest.raises(RuntimeError, match=f"{argument} is {kind}"):
+            gnsilu.group_norm_silu(x, 2, **{argument: parameter})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -104,6 +118,10 @@ def test_unusual_tensors_are_refused_by_name(kind, inference):
         ({"num_groups": float("nan")}, "num_groups is nan; a whole number"),
         ({"num_groups": "4"}, "num_groups is the string '4'"),
         ({"num_groups": None}, "num_groups is a NoneType"),
+        ({"num_groups": b"4"}, "num_groups is the string"),
+        ({"num_groups": torch.tensor(4 + 0j)}, "num_groups is a complex tensor"),
+        ({"num_groups": torch.tensor(4, device="meta")}, "num_groups is a Tensor"),
+        ({"eps": 10**400}, "eps is a int"),
         ({"num_groups": torch.tensor([1, 2])}, "num_groups is a Tensor"),
         ({"weight": 1.0}, "weight is a float"),
         ({"bias": [0.0] * 4}, "bias is a list"),

@@ -79,6 +79,14 @@ def test_names_what_is_wrong():
         gnsilu.GroupNormSiLU(0, 16)
 
 
+def test_numbers_of_other_types():
+    import numpy
+
+    module = gnsilu.GroupNormSiLU(numpy.int64(4), numpy.int64(16), eps=1)
+    assert (type(module.num_groups), type(module.eps)) == (int, float)
+    torch.jit.script(module)
+
+
 def test_repr():
     module = gnsilu.GroupNormSiLU(4, 16, dtype=BF16)
     assert repr(module) == "GroupNormSiLU(4, 16, eps=1e-05, affine=True, dtype=torch.bfloat16)"

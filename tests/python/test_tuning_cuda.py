@@ -15,22 +15,27 @@ pytestmark = pytest.mark.gpu
 
 CALL = """
     import json, sys, torch, gnsilu
-    x = torch.randn(1, 64, 700, 700, device="cuda").to(torch.bfloat16)
+    x = torch.randn({shape}, device="cuda").to(torch.bfloat16)
     version = x._version
-    before = gnsilu.explain(x, 32).config
+    before = gnsilu.explain(x, {groups}).config
     {setup}
-    y = gnsilu.group_norm_silu(x, 32)
+    y = gnsilu.group_norm_silu(x, {groups})
     torch.cuda.synchronize()
     from dataclasses import asdict
     assert x._version == version
-    after = gnsilu.explain(x, 32).config
+    after = gnsilu.explain(x, {groups}).config
     print(json.dumps([asdict(before), asdict(after), y.float().sum().item()]))
 """
 DEFAULT = {"threads": 128, "vectors_in_flight": 8}
 
 
-def call(folder: Path, setup: str = "", **environment: str) -> tuple[list, str]:
-    code = textwrap.dedent(CALL).format(setup=setup)
+SHAPE = (1, 64, 700, 700)
+
+
+def call(
+    folder: Path, setup: str = "", shape=SHAPE, groups: int = 32, **environment: str
+) -> tuple[list, str]:
+    code = textwrap.dedent(CALL).format(setup=setup, shape=shape, groups=groups)
     result = subprocess.run(
         [sys.executable, "-c", "import torch; torch.manual_seed(0)\n" + code],
         env={**os.environ, "GNSILU_CACHE_DIR": str(folder), **environment},
@@ -58,6 +63,39 @@ def test_tunes_once_and_the_second_process_reads_it(tmp_path):
     assert entries(tmp_path) == [stored]  # no tuning, or the time would differ
 
 
+def test_tunes_on_a_slice_of_large_activations(tmp_path):
+    """One group above 256 MiB, with fewer spans than a group of the slice's size would have."""
+    shape = (1, 128, 1024, 1025)
+    (_, after, _), _ = call(tmp_path, shape=shape, groups=1)
+    (stored,) = entries(tmp_path)
+    assert stored["config"] == after and stored["channels_per_group"] == 128
+
+
+ONLY_THE_RESULT_FITS = """
+    import torch, gnsilu
+    x = torch.randn(1, 64, 700, 700, device="cuda").to(torch.bfloat16)
+    torch.cuda.synchronize(); torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    room = x.nbytes + (8 << 20)  # the result, and the rounding of the allocator's segments
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+    y = gnsilu.group_norm_silu(x, 32)
+    torch.cuda.synchronize()
+    print(y.isfinite().all().item())
+"""
+
+
+def test_tuning_takes_no_memory_of_its_own(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ONLY_THE_RESULT_FITS)],
+        env={**os.environ, "GNSILU_CACHE_DIR": str(tmp_path)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert result.returncode == 0 and result.stdout.split() == ["True"], result.stderr
+    assert len(entries(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     ("setup", "environment"),
     [
@@ -80,7 +118,8 @@ def test_nothing_is_tuned_under_capture(tmp_path):
         assert asdict(gnsilu.explain(x, 32).config) == {"threads": 128, "vectors_in_flight": 8}
         raise SystemExit(print(json.dumps([0, 0, 0])))
     """)
-    code = textwrap.dedent(CALL).replace("{setup}", "from dataclasses import asdict\n" + setup)
+    setup = "from dataclasses import asdict\n" + setup
+    code = textwrap.dedent(CALL).format(setup=setup, shape=SHAPE, groups=32)
     subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "GNSILU_CACHE_DIR": str(tmp_path)},

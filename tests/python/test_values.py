@@ -191,6 +191,53 @@ def test_a_nan_or_infinity_spoils_its_group_alone(bad, spatial, device):
         assert torch.equal(y[others], want.view(8, -1)[others])
 
 
+@pytest.mark.parametrize("bits", [0x7F81, 0x7FC0, 0x7FFF, 0xFF81, 0xFFFF])
+def test_every_kind_of_nan(bits, device):
+    x = random_x((1, 8, 5, 5), BF16, device)
+    want = gnsilu.group_norm_silu(x, 4)
+    x.view(torch.int16)[0, 2, 2, 2] = bits - 0x10000 if bits > 0x7FFF else bits
+    y = gnsilu.group_norm_silu(x, 4)
+    assert y[:, 2:4].isnan().all()
+    assert torch.equal(y[:, :2], want[:, :2]) and torch.equal(y[:, 4:], want[:, 4:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight", [1e-30, 1e30, 1.71e38, 3e38])
+def test_extreme_weights(weight):
+    x = random_x((1, 4, 30, 30), BF16, torch.device("cuda"))
+    values = torch.full((4,), weight, device="cuda")
+    y = gnsilu.group_norm_silu(x, 2, values)
+    assert_exact(y, x, 2, values)
+    assert not y.isnan().any()
+
+
+@pytest.mark.gpu
+def test_an_affine_map_that_cancels():
+    """weight 1e4 and a bias that takes z of one value back to about 0: the promised bound."""
+    x = two_valued((1, 4, 16, 16), -1.0, 1.0, BF16).cuda()
+    weight = torch.full((4,), 1e4, device="cuda")
+    bias = torch.full((4,), -1e4 / (1 + 1e-5) ** 0.5, device="cuda")
+    for dtype in (BF16, FP16, FP32):
+        assert_exact(gnsilu.group_norm_silu(x, 2, weight, bias, dtype=dtype), x, 2, weight, bias)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halfway_between_two_results(dtype, device):
+    """A bias whose SiLU lies at a tie of the result's type, and one FP32 unit beside it."""
+    ties = torch.arange(0.5, 2.0, 1 / 64, dtype=torch.float64)
+    ties = ties + (2.0**-9 if dtype == BF16 else 2.0**-12)
+    bias = torch.full_like(ties, 1.0)
+    for _ in range(60):  # Newton: silu(bias) = tie
+        s = torch.sigmoid(bias)
+        bias = bias - (bias * s - ties) / (s * (1 + bias * (1 - s)))
+    near = bias.to(FP32)
+    for shift in (-1, 0, 1):
+        values = (near.view(torch.int32) + shift).view(FP32).to(device)
+        x = torch.zeros(1, len(values), 3, dtype=dtype, device=device)
+        y = gnsilu.group_norm_silu(x, 1, None, values)
+        assert_exact(y, x, 1, None, values)
+
+
 def test_tail_of_the_silu(device):
     z = [-87.0, -88.0, -90.0, -104.0, -1e5, 88.0, 3e38]
     bias = torch.tensor(z, device=device)
