@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
     from measure import Environment
-    from reference import Comparison
     from rich.console import Console
     from sites import SiteResult
 
@@ -85,63 +84,97 @@ def measure_sites(
 # ------------------------------------------------------------------------------------ reporting
 
 
-def print_table(results: list[SiteResult], console: Console) -> None:
-    from rich.table import Table
+def table_line(site: str, *cells: str) -> str:
+    """A line of the table, 80 columns wide."""
+    widths = (14, 12, 12, 14, 9)
+    return f"{site:19}" + "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
 
-    reasons = list(dict.fromkeys((r.route, r.reason) for r in results))
-    table = Table(
-        title="GroupNorm + SiLU: gnsilu / PyTorch (FP32 inside, one cast)",
-        caption="worst ulp: largest error in units in the last place. of allowed: the same as a"
-        " share of what is allowed, 1 unit or 2^-20 (|w xhat| + |b|) where the affine cancels."
-        " correct: share of correctly rounded elements.",
+
+def site_line(r: SiteResult) -> str:
+    def pair(values: list[float], digits: int) -> str:
+        return " / ".join(f"{value:.{digits}f}" for value in values)
+
+    errors = (r.error, r.error_pytorch)
+    times = [r.time.median, r.time_pytorch.median]
+    return table_line(
+        f" {r.short_name}",
+        pair([e.max_ulp for e in errors], 2),
+        pair([e.max_of_bound for e in errors], 2),
+        pair([e.misrounded_per_million for e in errors], 0),
+        pair(times, 1 if max(times) < 1000 else 0),
+        f"{r.speed_up:.2f}",
     )
-    table.add_column("site", no_wrap=True)
-    table.add_column("shape", no_wrap=True)
-    table.add_column("type", no_wrap=True)
-    table.add_column("route", no_wrap=True)
-    for heading in ("MB moved", "worst ulp", "of allowed", "correct, %", "time, us"):
-        table.add_column(heading, justify="right")
-    table.add_column("speed-up", justify="right")
+
+
+def print_table(dtype: str, results: list[SiteResult], console: Console) -> None:
+    """The sites of one dtype, in the model's order, and below what the letters stand for.
+
+    What neighbours share, shape, route and bytes, stands once, in a line above them.
+    """
+    reasons = dict.fromkeys((r.route, r.reason) for r in results)
+    letters = {reason: chr(ord("a") + number) for number, reason in enumerate(reasons)}
+    console.print(f"\n{dtype}, pairs are gnsilu / PyTorch (FP32 inside, one cast)\n", style="bold")
+    headings = ("error, ulp", "of allowed", "misrounded", "time, us", "speed-up")
+    console.print(table_line("site", *headings), highlight=False)
+    above = None
     for r in results:
-        table.add_row(
-            r.name,
-            "x".join(map(str, r.shape)),
-            r.dtype,
-            f"{r.route} ({reasons.index((r.route, r.reason)) + 1})",
-            f"{r.megabytes_moved:.1f}",
-            f"{r.error.max_ulp:.3f} / {r.error_pytorch.max_ulp:.3f}",
-            f"{r.error.max_of_bound:.2f} / {r.error_pytorch.max_of_bound:.2f}",
-            f"{100 * r.error.share_correct:.4f} / {100 * r.error_pytorch.share_correct:.4f}",
-            f"{r.time.median:.1f} / {r.time_pytorch.median:.1f}",
-            f"{r.speed_up:.2f}",
-        )
-    console.print(table)
-    for number, (route, reason) in enumerate(reasons, start=1):
+        shape = "x".join(map(str, r.shape))
+        route = f"{r.route} ({letters[r.route, r.reason]})"
+        shared = f"{shape}, {r.megabytes_moved:.1f} MB moved, {route}"
+        if shared != above:
+            console.print(shared, style="cyan", highlight=False)
+        above = shared
+        console.print(site_line(r), highlight=False)
+    console.print()
+    for (route, reason), letter in letters.items():
         sites = sum((r.route, r.reason) == (route, reason) for r in results)
-        console.print(f"({number}) {route}, {sites} sites: {reason}", highlight=False)
+        console.print(f"({letter}) {route}: {reason} ({sites} sites)", highlight=False)
+
+
+def print_terms(console: Console) -> None:
+    console.print(
+        "\nerror, ulp   largest, in units in the last place; large where w xhat + b cancels\n"
+        "of allowed   largest error as a share of what is allowed: 1 unit or, where more,\n"
+        "             2^-20 (|w xhat| + |b|); inf: a wrong NaN, infinity or zero sign\n"
+        "misrounded   elements per million that are not correctly rounded\n"
+        "MB moved     what the route reads and writes: counted, not measured\n",
+        highlight=False,
+    )
 
 
 def summary(results: list[SiteResult]) -> str:
-    def worst(errors: list[Comparison]) -> str:
-        ulp, share = max(e.max_ulp for e in errors), max(e.max_of_bound for e in errors)
-        return f"{ulp:.3f} units in the last place, {share:.2f} of what is allowed"
+    def largest(name: str) -> tuple[float, float]:
+        return (
+            max(getattr(r.error, name) for r in results),
+            max(getattr(r.error_pytorch, name) for r in results),
+        )
 
+    share, share_pytorch = largest("max_of_bound")
+    ulp, ulp_pytorch = largest("max_ulp")
     milliseconds = sum(r.time.median for r in results) / 1000
     milliseconds_pytorch = sum(r.time_pytorch.median for r in results) / 1000
     return (
-        f"{len(results)} sites: largest error {worst([r.error for r in results])}"
-        f" (PyTorch {worst([r.error_pytorch for r in results])}),"
-        f" total time {milliseconds:.2f} ms (PyTorch {milliseconds_pytorch:.2f} ms)."
+        f"{len(results)} sites: largest error {share:.2f} of what is allowed"
+        f" (PyTorch {share_pytorch:.2f}), {ulp:.3f} units in the last place"
+        f" (PyTorch {ulp_pytorch:.3f}); total time {milliseconds:.2f} ms"
+        f" (PyTorch {milliseconds_pytorch:.2f} ms)."
     )
+
+
+def fallback_only(results: list[SiteResult]) -> bool:
+    return all(r.route == "fallback" for r in results)
 
 
 def save(
     results: list[SiteResult], environment: Environment, size: int, folder: Path, console: Console
 ) -> None:
     from pictures import save_errors, save_speed
+    from sites import FALLBACK_ONLY
 
     folder.mkdir(parents=True, exist_ok=True)
     caption = f"AutoencoderKL on a {size}x{size} photograph; {environment}"
+    if fallback_only(results):
+        caption += f"\n{FALLBACK_ONLY}"
     save_errors(results, caption, folder / "errors.png")
     save_speed(results, caption, folder / "speed.png")
     contents = {
@@ -166,22 +199,27 @@ def main() -> int:
     import torch
     from measure import environment
     from rich.console import Console
+    from sites import FALLBACK_ONLY
 
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     size = arguments.size or (512 if device.type == "cuda" else 96)
     if device.type == "cpu":
         torch.set_num_threads(1)  # steady times, also on a shared machine
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=180)  # a log has no width that a table must fit
+    console = Console(soft_wrap=True)
     measured_on = environment(device)
     console.print(f"gnsilu on {measured_on}", highlight=False, soft_wrap=True)
 
-    results = []
-    for dtype in (torch.bfloat16, torch.float16):
-        results += measure_sites(device, dtype, size, console)
-    print_table(results, console)
+    by_dtype = {
+        dtype: measure_sites(device, dtype, size, console)
+        for dtype in (torch.bfloat16, torch.float16)
+    }
+    for dtype, sites in by_dtype.items():
+        print_table(str(dtype).removeprefix("torch."), sites, console)
+    print_terms(console)
+    results = [r for sites in by_dtype.values() for r in sites]
     save(results, measured_on, size, arguments.output, console)
+    if fallback_only(results):
+        console.print(FALLBACK_ONLY, highlight=False, soft_wrap=False)
     console.print(summary(results), highlight=False, soft_wrap=True)
     outside = [r.name for r in results if r.route != "fallback" and not r.error.within_bound]
     if outside:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import matplotlib
 
@@ -12,7 +14,8 @@ matplotlib.use("Agg")  # a picture file, no window
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from sites import SiteResult
+from matplotlib.ticker import LogLocator, NullFormatter
+from sites import SiteResult, short_name
 
 # Told apart by colour-blind eyes and in grey.
 GNSILU = {"color": "#0072B2", "label": "gnsilu"}
@@ -26,27 +29,52 @@ def _by_dtype(results: list[SiteResult]) -> dict[str, list[SiteResult]]:
 def _save(figure: Figure, title: str, caption: str, path: Path) -> None:
     figure.suptitle(title, fontsize=14)
     figure.text(0.5, 0.01, caption, ha="center", fontsize=9, color="#444444")
-    figure.tight_layout(rect=(0, 0.035, 1, 0.98))
+    figure.tight_layout(rect=(0, 0.035 if "\n" not in caption else 0.06, 1, 0.98))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def _stage(site: SiteResult) -> str:
-    """encoder.down_blocks.0.resnets.1.norm2 is of the stage "encoder down 0"."""
-    stage = site.name.split(".resnets")[0]
-    return (
-        stage.replace("_blocks", "")
-        .replace("_block", "")
-        .replace("conv_norm_", "")
-        .replace(".", " ")
-    )
+def _logarithmic(axes: Axes) -> None:
+    """The y axis by its logarithm, with plain numbers at 1, 2, 5, 10, ..."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _mark_stages(axes: Axes, sites: list[SiteResult]) -> None:
-    """Ticks where a block of the model begins."""
-    stages = [_stage(site) for site in sites]
-    starts = [i for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
-    axes.set_xticks(starts, [stages[i] for i in starts], rotation=70, fontsize=9)
+    """Names under the middle of each block of the model, lines between blocks."""
+    stages = [short_name(site.name.split(".resnets")[0]) for site in sites]
+    places = {
+        stage: [i for i, other in enumerate(stages) if other == stage]
+        for stage in dict.fromkeys(stages)
+    }
+    axes.set_xticks([sum(p) / len(p) for p in places.values()], list(places), rotation=90)
+    axes.set_xticks([p[0] - 0.5 for p in places.values()][1:], minor=True)
+    axes.tick_params(axis="x", which="major", length=0, labelsize=9)
+
+
+def _plot_shares(axes: Axes, shares: list[float], **marks: Any) -> None:
+    """Finite shares at their height; the others, which have none, as crosses along the top."""
+    finite = [share if math.isfinite(share) else math.nan for share in shares]
+    axes.plot(range(len(shares)), finite, **marks)
+    others = [place for place, share in enumerate(shares) if not math.isfinite(share)]
+    if others:
+        marks |= {"marker": "X", "markersize": marks["markersize"] + 3}
+        marks["label"] += ": not finite"
+        axes.plot(
+            others, [0.97] * len(others), transform=axes.get_xaxis_transform(), zorder=3, **marks
+        )
+
+
+def _scale_shares(axes: Axes, shares: list[float]) -> None:
+    """From 0, and only a range past 10 by its logarithm."""
+    worst = max((share for share in shares if math.isfinite(share)), default=0.0)
+    if worst > 10:
+        _logarithmic(axes)
+        axes.set_ylim(0.05, 3 * worst)
+    else:
+        axes.set_ylim(0, max(1.4, 1.2 * worst))
 
 
 def save_errors(results: list[SiteResult], caption: str, path: Path) -> None:
@@ -57,29 +85,26 @@ def save_errors(results: list[SiteResult], caption: str, path: Path) -> None:
     )
     for column, (dtype, sites) in enumerate(by_dtype.items()):
         largest, misrounded = axes[0][column], axes[1][column]
-        places = range(len(sites))
         for style, marks, errors in (
             (PYTORCH, {"marker": "s", "markersize": 9}, [s.error_pytorch for s in sites]),
             (GNSILU, {"marker": "o", "markersize": 5}, [s.error for s in sites]),
         ):
             marks = {"linestyle": "none", **marks, **style}
-            largest.plot(places, [e.max_of_bound for e in errors], **marks)
-            misrounded.plot(places, [1e6 * (1 - e.share_correct) for e in errors], **marks)
+            _plot_shares(largest, [e.max_of_bound for e in errors], **marks)
+            misrounded.plot([e.misrounded_per_million for e in errors], **marks)
         largest.axhline(1, color="#555555", linewidth=1, linestyle="--", label="allowed")
         largest.axhline(0.5, color="#999999", linewidth=1, label="perfect rounding")
         largest.set_title(dtype)
         _mark_stages(misrounded, sites)
         for panel in (largest, misrounded):
-            panel.grid(alpha=0.3)
-        largest.legend(fontsize=9)
-    worst = max(max(r.error.max_of_bound, r.error_pytorch.max_of_bound) for r in results)
-    if worst > 3:
-        axes[0][0].set_yscale("log")
-    else:
-        axes[0][0].set_ylim(0, max(1.4, 1.1 * worst))
+            panel.grid(axis="y", alpha=0.3)
+            panel.grid(axis="x", which="minor", alpha=0.3)
+        largest.legend(fontsize=9, loc="lower left", ncols=2)
+    errors = [error for r in results for error in (r.error, r.error_pytorch)]
+    _scale_shares(axes[0][0], [e.max_of_bound for e in errors])
     axes[1][0].set_yscale("symlog", linthresh=1)
-    most = max(1 - min(r.error.share_correct, r.error_pytorch.share_correct) for r in results)
-    axes[1][0].set_ylim(-0.2, max(10, 2e6 * most))
+    axes[1][0].set_ylim(-0.2, max(10, 2 * max(e.misrounded_per_million for e in errors)))
+    axes[1][0].yaxis.set_major_formatter("{x:g}")
     axes[0][0].set_ylabel(
         "largest error as a share of the allowed:\n1 unit in the last place, or where\n"
         r"$w\hat{x} + b$ cancels $2^{-20}\,(|w\hat{x}| + |b|)$",
@@ -106,7 +131,7 @@ def save_speed(results: list[SiteResult], caption: str, path: Path) -> None:
         panel.bar([p + 0.2 for p in places], gnsilu, 0.4, **GNSILU)
         for place, slow, fast in zip(places, pytorch, gnsilu, strict=True):
             panel.annotate(
-                f"{slow / fast:.2g}x", (place, max(slow, fast)), (0, 3), fontsize=9,
+                f"{slow / fast:.2f}x", (place, max(slow, fast)), (0, 3), fontsize=9,
                 textcoords="offset points", ha="center",
             )  # fmt: skip
         names = [
@@ -114,7 +139,7 @@ def save_speed(results: list[SiteResult], caption: str, path: Path) -> None:
             for shape, group in zip(shapes, of_shape, strict=True)
         ]
         panel.set_xticks(places, names, rotation=40, ha="right", fontsize=8)
-        panel.set_yscale("log")
+        _logarithmic(panel)
         panel.margins(y=0.12)
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)

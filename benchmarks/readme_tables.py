@@ -5,6 +5,7 @@ python benchmarks/readme_tables.py benchmarks/results/first_figures_h200.json
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -65,7 +66,9 @@ def caption(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    figures = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    parser = argparse.ArgumentParser(description="Writes the tables in README.md.")
+    parser.add_argument("figures", type=Path, help="the JSON file that first_figures.py wrote")
+    figures = json.loads(parser.parse_args().figures.read_text("utf-8"))
     text = README.read_text("utf-8")
     for name, content in (("speed", speed(figures)), ("exactness", exactness(figures))):
         block = f"<!-- {name} -->\n{content}\n\n{caption(figures)}\n<!-- end -->"

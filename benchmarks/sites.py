@@ -7,6 +7,7 @@ follows, drop out by themselves. A site is measured on the spot, so that no acti
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -91,6 +92,23 @@ def with_activations_of(model: nn.Module, dtype: torch.dtype, device: torch.devi
 # ----------------------------------------------------------------------------------- the sites
 
 
+# How short names put the parts of a module's name in the model.
+_SHORT = {
+    "encoder": "enc",
+    "decoder": "dec",
+    "down_blocks": "down",
+    "mid_block": "mid",
+    "up_blocks": "up",
+    "conv_norm_out": "out",
+}
+
+
+def short_name(name: str) -> str:
+    """decoder.up_blocks.2.resnets.1.norm2 is "dec up 2.1 norm2"."""
+    parts = (_SHORT.get(part, part) for part in name.split(".") if part != "resnets")
+    return re.sub(r"(\d) (\d)", r"\1.\2", " ".join(parts))
+
+
 @dataclass(frozen=True)
 class Site:
     """A GroupNorm followed by a SiLU, with the activation that has just come in."""
@@ -143,6 +161,13 @@ def run_autoencoder(
 # ------------------------------------------------------------------------------ what is measured
 
 
+# Said wherever nothing but the fallback ran.
+FALLBACK_ONLY = (
+    "On this machine gnsilu is PyTorch's operators (the fallback):"
+    " equal errors and about equal times are expected."
+)
+
+
 @dataclass(frozen=True)
 class SiteResult:
     name: str
@@ -150,7 +175,7 @@ class SiteResult:
     dtype: str
     route: str
     reason: str
-    megabytes_moved: float
+    megabytes_moved: float  # counted: what the route reads and writes
     error: Comparison  # gnsilu's against FP64
     error_pytorch: Comparison
     time: Timing  # gnsilu's
@@ -159,6 +184,10 @@ class SiteResult:
     @property
     def speed_up(self) -> float:
         return self.time_pytorch.median / self.time.median
+
+    @property
+    def short_name(self) -> str:
+        return short_name(self.name)
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)

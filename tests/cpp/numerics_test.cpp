@@ -172,6 +172,10 @@ TEST(Statistics, ConstantsHaveNoVariance) {
   }
 }
 
+TEST(Statistics, VarianceIsNeverNegative) {
+  EXPECT_EQ(variance_of(0.0, Centre{1.00000001, 1.f, 1}, 100), 0.0);
+}
+
 TEST(Statistics, ANanOrInfinityReachesTheVariance) {
   for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> x(100, 1.f);

@@ -157,11 +157,15 @@ class Comparison:
     max_of_bound: float  # largest |y - y64| as a share of what is allowed
     worst_index: tuple[int, ...]  # where that is
     mismatched_nonfinite: int  # NaN or infinity on one side only
-    wrong_zero_sign: int  # +0 where a negative value underflows, or the reverse
+    wrong_zero_sign: int  # +0 where a negative value underflows, or the reverse, past z's error
 
     @property
     def share_correct(self) -> float:
         return self.correct / self.elements if self.elements else 1.0
+
+    @property
+    def misrounded_per_million(self) -> float:
+        return 1e6 * (1 - self.share_correct)
 
     @property
     def within_bound(self) -> bool:
@@ -184,12 +188,16 @@ _NOTHING = Comparison(0, 0, 0.0, 0.0, (), 0, 0)
 
 
 @torch.no_grad()
-def compare(y: Tensor, y64: Tensor, zabs: Tensor | None = None) -> Comparison:
+def compare(
+    y: Tensor, y64: Tensor, zabs: Tensor | None = None, z: Tensor | None = None
+) -> Comparison:
     """Compares y (BF16, FP16 or FP32) with its unrounded values y64 of the same shape.
 
     Allowed is 1 unit in the last place or, with zabs = |w * xhat| + |b|, 2^-20 of zabs where that
     is more. A wrong NaN, infinity or zero's sign is counted, whatever the distance; an infinity
     counts as the first number past the range, so one that rounding alone explains is within 1.
+    With z too, the sign of a zero counts only where |z| is more than 2^-20 of zabs: nearer to 0
+    the allowed error of z turns it. y64 cannot tell, in SiLU's tail it underflows at a large z.
     """
     if y.shape != y64.shape:
         raise ValueError(f"shapes differ: y {tuple(y.shape)}, y64 {tuple(y64.shape)}")
@@ -200,6 +208,11 @@ def compare(y: Tensor, y64: Tensor, zabs: Tensor | None = None) -> Comparison:
     wrong_sign = (y == 0) & (rounded == 0) & (y.signbit() != rounded.signbit())
     wrong_sign &= (y64 != 0) | y64.signbit()  # the sign of a zero that z itself is does not count
     correct = ((y == rounded) & ~wrong_sign) | (y.isnan() & rounded.isnan())
+    # Where zabs is not finite there is no finite value to be far from.
+    tolerance = torch.zeros_like(y64) if zabs is None else zabs * AFFINE_TOLERANCE
+    tolerance = tolerance.nan_to_num_(nan=0.0, posinf=0.0)
+    if z is not None:
+        wrong_sign &= z.abs() > tolerance
 
     mismatched = y.isnan() != y64.isnan()
     mismatched |= y.isinf() & (y64.abs() < fmt.largest)
@@ -209,12 +222,7 @@ def compare(y: Tensor, y64: Tensor, zabs: Tensor | None = None) -> Comparison:
     error = got.sub_(y64.clamp(-fmt.overflow, fmt.overflow)).abs_()
     allowed = ulp_of(y64, y.dtype)
     in_ulp = (error / allowed).nan_to_num_(nan=0.0)
-    if zabs is None:
-        of_bound = in_ulp.clone()
-    else:
-        # Where zabs is not finite there is no finite value to be far from.
-        tolerance = (zabs * AFFINE_TOLERANCE).nan_to_num_(nan=0.0, posinf=0.0)
-        of_bound = (error / allowed.maximum(tolerance)).nan_to_num_(nan=0.0)
+    of_bound = (error / allowed.maximum(tolerance)).nan_to_num_(nan=0.0)
     of_bound[mismatched | wrong_sign] = torch.inf
     worst = int(of_bound.argmax())
     return Comparison(
@@ -273,7 +281,7 @@ def errors_of_each(
         )
         y64 = _silu(z) if activation else z
         for name, y in results.items():
-            part = compare(y[samples, channels], y64, zabs)
+            part = compare(y[samples, channels], y64, zabs, z)
             n, c, *rest = part.worst_index
             index = (n + samples.start, c + channels.start, *rest)
             totals[name] = totals[name].merged(replace(part, worst_index=index))

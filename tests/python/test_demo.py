@@ -1,7 +1,9 @@
 """benchmarks/demo.py on the CPU, as `make demo` runs it, with a very small picture."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run(arguments, **kwargs):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8"}
+    environment = {
+        **os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"
+    }  # fmt: skip
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True, encoding="utf-8", env=environment, timeout=600, **kwargs,
@@ -37,14 +41,45 @@ def demo(tmp_path_factory):
 
 def test_table_has_a_row_for_every_site(demo):
     printed, _ = demo
-    rows = [line for line in printed.splitlines() if " encoder." in line or " decoder." in line]
-    for dtype in ("bfloat16", "float16"):
-        of_type = [line for line in rows if f" {dtype} " in line]
-        assert len(of_type) == SITES
-        assert all("fallback (1)" in line for line in of_type)
+    tables = re.split(r"^b?float16, pairs are gnsilu / PyTorch.*$", printed, flags=re.MULTILINE)
+    assert len(tables) == 3
+    number = r"\d+(?:\.\d+)?"
+    row = re.compile(rf"^ (?:enc|dec) [\w. ]{{14}}(?: +{number} / {number}){{4}} +{number}$")
+    for table in tables[1:]:
+        rows = [line for line in table.splitlines() if line.startswith((" enc ", " dec "))]
+        assert len(rows) == SITES == len({line[:19] for line in rows})
+        assert all(row.match(line) and len(line) == 80 for line in rows)
+        assert any(line.startswith(" dec up 2.1 norm2 ") for line in rows)
+        assert "\n1x128x32x32, 4.2 MB moved, fallback (a)\n enc down 0.0 norm1 " in table
+        assert f"\n(a) fallback: x is not on a CUDA device ({SITES} sites)\n" in table
     assert "attention" not in printed  # its GroupNorm feeds no SiLU
-    assert "(1) fallback, 100 sites: " in printed  # and the reason
-    assert f"{2 * SITES} sites: largest error" in printed.splitlines()[-1]
+
+
+def test_end_says_what_to_make_of_it(demo):
+    printed, _ = demo
+    last = printed.splitlines()[-1]
+    assert re.match(
+        r"100 sites: largest error 0\.\d\d of what is allowed \(PyTorch 0\.\d\d\), ", last
+    )
+    assert "On this machine gnsilu is PyTorch's operators (the fallback)" in printed
+    assert "counted, not measured" in printed
+
+
+def test_a_share_that_is_not_finite_stays_in_the_picture(monkeypatch):
+    pytest.importorskip("matplotlib", reason="not installed: pip install matplotlib")
+    monkeypatch.syspath_prepend(str(DEMO.parent))
+    import pictures
+
+    _, axes = pictures.plt.subplots()
+    shares = [0.5, math.inf, 0.7]
+    pictures._plot_shares(axes, shares, marker="o", markersize=5, label="gnsilu")
+    pictures._scale_shares(axes, shares)
+    finite, others = axes.lines
+    assert list(finite.get_ydata()[[0, 2]]) == [0.5, 0.7] and others.get_xdata() == [1]
+    assert "not finite" in others.get_label() and axes.get_yscale() == "linear"
+    pictures._scale_shares(axes, [0.5, 20.0])
+    assert axes.get_yscale() == "log" and axes.get_ylim()[1] > 20
+    pictures.plt.close("all")
 
 
 def test_json_says_what_was_found(demo):

@@ -304,6 +304,45 @@ def test_compare_accepts_what_rounding_explains(got, want, correct):
     assert found.within_bound and found.correct == correct
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_zero_sign_that_the_error_of_z_explains_does_not_count(sign):
+    z = torch.tensor([1.0, -sign * 1e-9], dtype=torch.float64)
+    y64, y = z * torch.sigmoid(z), torch.tensor([torch.sigmoid(torch.ones(())), sign * 0.0]).half()
+    wide, narrow = torch.tensor([[1.0, 2e-3], [1.0, 5e-4]], dtype=torch.float64)
+    explained = compare(y, y64, wide, z)  # 2e-3 * 2^-20 is more than 1e-9
+    assert explained.within_bound and explained.wrong_zero_sign == 0
+    assert explained.max_of_bound < 1 and explained.correct == 1
+    for refused in (compare(y, y64, narrow, z), compare(y, y64, wide), compare(y, y64)):
+        assert not refused.within_bound and refused.wrong_zero_sign == 1
+        assert refused.max_of_bound == math.inf and refused.worst_index == (1,)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("z", [-150.0, -800.0])
+def test_a_positive_zero_in_the_tail_counts(dtype, z):
+    x = torch.randn(1, 2, 64, dtype=torch.float32)
+    weight, bias = torch.tensor([1.0, 1.0]), torch.tensor([0.0, z])
+    y = round_to(group_norm_silu_fp64(x, 2, weight, bias), dtype)
+    assert (y[0, 1] == 0).all() and y[0, 1].signbit().all()  # underflown, and z far from 0
+    assert errors_of(y, x, 2, weight, bias).within_bound
+    y[0, 1, 5] = 0.0
+    found = errors_of(y, x, 2, weight, bias)
+    assert not found.within_bound and found.wrong_zero_sign == 1
+    assert found.worst_index == (0, 1, 5) and found.max_of_bound == math.inf
+
+
+def test_a_zero_sign_at_a_cancelled_z_does_not_count():
+    x = torch.tensor([[[-1.0, 1.0]]]).half()  # xhat is -+1, so z is 2 and a tiny negative number
+    bias = torch.tensor([1 - 2.0**-24])
+    y64 = group_norm_silu_fp64(x, 1, None, bias, 0.0)
+    assert -1e-7 < y64[0, 0, 0] < 0
+    y = round_to(y64, torch.float16)
+    assert y[0, 0, 0] == 0 and y[0, 0, 0].signbit()
+    y[0, 0, 0] = 0.0
+    found = errors_of(y, x, 1, None, bias, 0.0)
+    assert found.within_bound and found.wrong_zero_sign == 0 and found.max_of_bound < 1
+
+
 @pytest.mark.parametrize("activation", [True, False])
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT)
 @pytest.mark.parametrize("shape", [(3, 12, 7, 9), (1, 12, 160, 160), (40, 12, 64, 8)])
