@@ -2,16 +2,20 @@
 #
 # PYTHON  the interpreter to start from           make test PYTHON=python3.12
 # TORCH   the version of torch to build against   make test TORCH=2.9.1
-# Each pair has a virtual environment and a build folder of its own.
+# Each pair of a Python version and a torch has a virtual environment and a build folder of its own.
 
 PYTHON ?= python3
 TORCH ?= 2.11.0
 
-name := $(notdir $(PYTHON))-torch$(TORCH)
-venv := .venv-$(name)
-build := build/$(name)
-run := $(venv)/bin/python
-setup := $(PYTHON) tools/setup_env.py --venv $(venv) --build $(build) --torch $(TORCH)
+# Asked once, and only by targets that need it: "cpython-312", or a message where it is too old.
+tag = $(eval tag := $(shell $(PYTHON) tools/setup_env.py --tag))$(or $(tag),$(error \
+  PYTHON=$(PYTHON) is of no use here: gnsilu needs Python 3.10 or newer))
+python = $(if $(tag),$(PYTHON))
+name = $(tag)-torch$(TORCH)
+venv = .venv-$(name)
+build = build/$(name)
+run = $(venv)/bin/python
+setup = $(python) tools/setup_env.py --venv $(venv) --build $(build) --torch $(TORCH)
 
 cpp_sources = $(shell find csrc include tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 python_sources := benchmarks cmake python setup.py tests tools
@@ -25,7 +29,7 @@ GTEST_DIR ?= $(if $(INSTALLED),,$(build)/tests)
 .PHONY: help demo test gpu-test gpu-pending lint format clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1@/p' $(MAKEFILE_LIST) | column -t -s @
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' Makefile
 
 demo: ## run an image autoencoder's GroupNorm + SiLU sites on a photograph; pictures into demo/
 	@$(setup) test demo
@@ -38,10 +42,13 @@ test: ## C++ and Python tests; those that need a GPU are skipped without one
 
 gpu-test: ## every test on a GPU, memory checkers too; writes tests/gpu_record.json
 	@$(if $(INSTALLED),,$(setup) test demo)
-	$(if $(INSTALLED),$(PYTHON),$(run)) tools/gpu_test.py --gtest-dir "$(GTEST_DIR)"
+	$(if $(INSTALLED),$(python),$(run)) tools/gpu_test.py --gtest-dir "$(GTEST_DIR)"
 
+# The reason goes through the environment as it was typed: quotes and dollar signs stay.
+unexport REASON
+gpu-pending: export GPU_PENDING_REASON := $(value REASON)
 gpu-pending: ## REASON="...": say in tests/gpu_record.json that no GPU was to be had
-	@$(PYTHON) tools/gpu_record.py pending "$(REASON)"
+	@$(python) tools/gpu_record.py pending -- "$$GPU_PENDING_REASON"
 
 lint: ## formatting, style, types, lengths of files
 	@$(setup) lint
@@ -49,7 +56,7 @@ lint: ## formatting, style, types, lengths of files
 	$(venv)/bin/ruff check $(python_sources)
 	$(venv)/bin/ruff format --check $(python_sources)
 	$(venv)/bin/mypy
-	$(PYTHON) tools/check_lengths.py
+	$(python) tools/check_lengths.py
 
 format: ## let clang-format and ruff rewrite the sources
 	@$(setup) lint

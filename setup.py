@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+import setuptools
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+if int(setuptools.__version__.split(".")[0]) < 77:
+    # It would complain of pyproject.toml instead.
+    sys.exit(
+        f"gnsilu: setuptools {setuptools.__version__} is too old; run: "
+        'pip install "setuptools>=77" "pybind11>=2.12" "cmake>=3.24" ninja'
+    )
 
 
 def build_folder() -> Path:
     """Kept between builds, one for each interpreter and torch, so that a rebuild is incremental."""
-    import torch
-
-    torch_minor = ".".join(torch.__version__.split(".")[:2])
-    default = f"build/{sys.implementation.cache_tag}-torch{torch_minor}"
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = "-unknown"  # CMake finds it nevertheless, or says what to do
+    minor = ".".join(torch.split(".")[:2])
+    default = f"build/{sys.implementation.cache_tag}{sys.abiflags}-torch{minor}"
     return ROOT / os.environ.get("GNSILU_BUILD_DIR", default)
 
 
@@ -35,6 +45,14 @@ def tool(name: str, module_folder: str) -> str:
     return path
 
 
+class Build(build):
+    """build in the build folder, so that what was built for another torch gets into no wheel."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.build_base = str(build_folder() / "package")
+
+
 class CMakeBuild(build_ext):
     """build_ext that configures, builds and installs the CMake project into the package."""
 
@@ -44,18 +62,18 @@ class CMakeBuild(build_ext):
                 "gnsilu: editable installs are not supported; after an edit run "
                 "'pip install --no-build-isolation .' again, which rebuilds only what changed"
             )
-        cmake, build = tool("cmake", "CMAKE_BIN_DIR"), build_folder()
+        cmake, folder = tool("cmake", "CMAKE_BIN_DIR"), build_folder()
         jobs = os.environ.get("GNSILU_BUILD_JOBS") or os.environ.get("MAX_JOBS")
         settings = {"GNSILU_BUILD_TESTS": "OFF", "GNSILU_CUDA": "", "GNSILU_CUDA_ARCHITECTURES": ""}
         self.call(
-            [cmake, "-S", ROOT, "-B", build, "-G", "Ninja"],
+            [cmake, "-S", ROOT, "-B", folder, "-G", "Ninja"],
             [f"-DCMAKE_MAKE_PROGRAM={tool('ninja', 'BIN_DIR')}"],
             [f"-DPython_EXECUTABLE={sys.executable}"],
             # Given even where empty: CMake keeps those of the build before otherwise.
             [f"-D{name}={os.environ.get(name, value)}" for name, value in settings.items()],
         )
-        self.call([cmake, "--build", build, "--parallel", jobs or str(os.cpu_count() or 1)])
-        self.call([cmake, "--install", build, "--prefix", Path(self.build_lib).resolve()])
+        self.call([cmake, "--build", folder, "--parallel", jobs or str(os.cpu_count() or 1)])
+        self.call([cmake, "--install", folder, "--prefix", Path(self.build_lib).resolve()])
 
     def call(self, *parts: list[str | Path]) -> None:
         command = [str(word) for part in parts for word in part]
@@ -66,4 +84,7 @@ class CMakeBuild(build_ext):
 
 
 # The extension has no sources of setuptools' own: it marks the wheel as one for this platform.
-setup(ext_modules=[Extension("gnsilu._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setuptools.setup(
+    ext_modules=[setuptools.Extension("gnsilu._C", sources=[])],
+    cmdclass={"build": Build, "build_ext": CMakeBuild},
+)

@@ -20,10 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gnsilu
 import gpu_record
-import torch
 from kernel_hash import ROOT, kernel_hash
+
+try:
+    import gnsilu
+    import torch
+except ImportError as error:
+    sys.exit(f"gpu-test: {sys.executable} cannot import what is to be tested: {error}")
 
 SANITIZER_SCRIPT = ROOT / "tests" / "python" / "sanitizer_shapes.py"
 # "ERROR SUMMARY: 0 errors" of memcheck, "RACECHECK SUMMARY: 2 hazards displayed" of racecheck.

@@ -6,8 +6,12 @@
 #   carry/wheels  diffusers, for the demo
 #
 # usage: tools/pack_for_gpu.sh PYTHON BUILD_FOLDER
-# There, in a copy of this folder:  tools/run_on_gpu.sh [OUTPUT_FOLDER]
+# There, in a copy of this folder:  tools/run_on_gpu.sh OUTPUT_FOLDER
 set -euo pipefail
+if [ $# -ne 2 ]; then
+  echo "usage: $0 PYTHON BUILD_FOLDER" >&2
+  exit 2
+fi
 cd "$(dirname "$0")/.."
 python=$1
 build=$2

@@ -4,6 +4,10 @@
 #
 # usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test figures demo
 set -uo pipefail
+if [ $# -eq 0 ]; then
+  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test figures demo" >&2
+  exit 2
+fi
 cd "$(dirname "$0")/.."
 output=$1
 shift

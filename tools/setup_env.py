@@ -1,24 +1,31 @@
 """Sets up what `make` needs: a virtual environment with torch, the tools and gnsilu itself.
 
     python3 tools/setup_env.py --venv .venv --build build/dev --torch 2.11.0 test lint
+    python3 tools/setup_env.py --tag
 
 Needs only the standard library. What is missing on the machine is named together with the command
 that brings it; as root on Debian or Ubuntu it is installed. Each step leaves a stamp in the
 environment that says what it was done for, so a second run has nothing to do.
 """
 
-from __future__ import annotations
+import sys
+
+# Before anything that an older Python does not know; so no `from __future__ import annotations`.
+if sys.version_info < (3, 10):  # noqa: UP036, the one place that an older one reaches
+    sys.exit(f"gnsilu needs Python 3.10 or newer; {sys.executable} is {sys.version.split()[0]}")
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the installed package is made from; a change in one of these installs it again.
@@ -26,7 +33,10 @@ PACKAGE_SOURCES = (
     *("CMakeLists.txt", "LICENSE.txt", "README.md", "pyproject.toml", "setup.py"),
     *("cmake", "csrc", "include", "python", "tests/cpp", "tools/kernel_hash.py"),
 )
-BUILD_VARIABLES = ("CC", "CXX", "CXXFLAGS", "CUDACXX", "CUDA_HOME")
+BUILD_VARIABLES = (
+    *("CC", "CXX", "CXXFLAGS", "CUDACXX", "CUDA_HOME"),
+    *("GNSILU_CUDA", "GNSILU_CUDA_ARCHITECTURES"),
+)
 
 
 def say(text: str) -> None:
@@ -40,6 +50,19 @@ def run(*command: str | Path, **environment: str) -> None:
     status = subprocess.run(words, cwd=ROOT, env=os.environ | environment, check=False).returncode
     if status != 0:
         sys.exit(f"set-up stopped: '{' '.join(words)}' ended with status {status}")
+
+
+def lock() -> TextIO:
+    """Waits for the set-up of another make in this checkout; the lock is held until closed."""
+    path = ROOT / "build" / "setup.lock"
+    path.parent.mkdir(exist_ok=True)
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        say("waiting for another make that is setting up")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 # --- The machine -----------------------------------------------------------------------------
@@ -59,12 +82,12 @@ def compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
-def compiles(source: str) -> bool:
-    """Whether the C++ compiler takes this C++17 source."""
+def compiles(source: str, standard: int = 17) -> bool:
+    """Whether the C++ compiler takes this source."""
     command = compiler()
     if command is None:
         return False
-    arguments = [*command.split(), "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
+    arguments = [*command.split(), f"-std=c++{standard}", "-fsyntax-only", "-x", "c++", "-"]
     try:
         done = subprocess.run(arguments, input=source, text=True, capture_output=True, check=False)
     except FileNotFoundError:
@@ -80,12 +103,24 @@ def venv_works() -> bool:
     return done.returncode == 0
 
 
-def needs() -> list[Need]:
+def cxx_standard(torch: str) -> int:
+    """The C++ that the headers of this torch are written in; cmake/torch.cmake says the same."""
+    major, minor = (int(part) for part in torch.split(".")[:2])
+    return 20 if (major, minor) >= (2, 14) else 17
+
+
+def takes_standard(standard: int) -> bool:
+    if standard == 17:
+        return compiles("#include <optional>\nint main() { return std::optional<int>(0).value(); }")
+    source = "#include <bit>\n#include <compare>\nint main() { return std::bit_width(0u); }"
+    return compiles(f"{source}\nstd::strong_ordering order = 1 <=> 2;", standard)
+
+
+def needs(standard: int) -> list[Need]:
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     header = Path(sysconfig.get_path("include")) / "Python.h"
-    cxx17 = compiles("#include <optional>\nint main() { return std::optional<int>(0).value(); }")
     return [
-        Need("a C++17 compiler", "g++", True, cxx17),
+        Need(f"a C++{standard} compiler", "g++", True, takes_standard(standard)),
         Need("Python's venv module", f"{python}-venv", True, venv_works()),
         Need("Python's header files", f"{python}-dev", True, header.exists()),
         Need("GoogleTest", "libgtest-dev", False, compiles("#include <gtest/gtest.h>")),
@@ -95,10 +130,8 @@ def needs() -> list[Need]:
     ]
 
 
-def check_machine() -> None:
-    if sys.version_info < (3, 10):  # noqa: UP036, the one place that an older one reaches
-        sys.exit(f"gnsilu needs Python 3.10 or newer; {sys.executable} is {sys.version.split()[0]}")
-    missing = [need for need in needs() if not need.present]
+def check_machine(standard: int) -> None:
+    missing = [need for need in needs(standard) if not need.present]
     if missing and shutil.which("apt-get") and os.geteuid() == 0:
         say("installing " + ", ".join(need.what for need in missing))
         apt_get = ("apt-get", "-o", "DPkg::Lock::Timeout=120")
@@ -110,7 +143,7 @@ def check_machine() -> None:
             packages = [need.apt_package for need in missing if need.required]
         if packages:
             run(*apt_get, "install", "-y", "-q", "--no-install-recommends", *packages, **quiet)
-        missing = [need for need in needs() if not need.present]
+        missing = [need for need in needs(standard) if not need.present]
     for need in missing:
         effect = "missing" if need.required else "missing, CMake will fetch it"
         brought = f"sudo apt-get install {need.apt_package}"
@@ -120,6 +153,11 @@ def check_machine() -> None:
 
 
 # --- The virtual environment -----------------------------------------------------------------
+
+
+def interpreter_tag() -> str:
+    """Names what environments and builds of one interpreter share: "cpython-312"."""
+    return f"{sys.implementation.cache_tag}{sys.abiflags}"
 
 
 class Environment:
@@ -152,20 +190,28 @@ class Environment:
             sys.exit(f"set-up stopped: {self.python} failed:\n{done.stderr}")
         return done.stdout.strip()
 
+    def works(self) -> bool:
+        """Whether it runs, has pip and is of this interpreter's version, wherever that lies."""
+        program = "import sys, pip; print(sys.implementation.cache_tag + sys.abiflags)"
+        try:
+            done = subprocess.run([self.python, "-c", program], capture_output=True, text=True)
+        except OSError:
+            return False
+        return done.returncode == 0 and done.stdout.strip() == interpreter_tag()
+
     def create(self) -> None:
-        interpreter = f"{Path(sys.executable).resolve()} {sys.version}"
-        if self.is_done("interpreter", interpreter):
+        if self.works():
             return
         say(f"virtual environment {self.folder} with Python {sys.version.split()[0]}")
         run(sys.executable, "-m", "venv", "--clear", self.folder)
-        self.mark_done("interpreter", interpreter)
 
-    def install(self, step: str, requirements: list[str], why: str) -> None:
+    def install(self, step: str, requirements: list[str], why: str, quiet: bool = True) -> None:
         what = " ".join(requirements)
         if not requirements or self.is_done(step, what):
             return
         say(why)
-        self.pip("install", *requirements)
+        # Quiet also hides the progress bars, which large downloads need.
+        self.pip("install", *(["--quiet"] if quiet else []), *requirements)
         self.mark_done(step, what)
 
 
@@ -232,10 +278,16 @@ def install_nvcc(environment: Environment) -> None:
             f"Install CUDA toolkit {cuda} and set CUDA_HOME, or set GNSILU_CUDA=0 to do without"
         )
     else:
-        environment.install("nvcc", nvcc_wheels(cuda), f"nvcc for CUDA {cuda}, from PyPI")
+        why = f"nvcc for CUDA {cuda}, from PyPI"
+        environment.install("nvcc", nvcc_wheels(cuda), why, quiet=False)
 
 
 # --- gnsilu itself ---------------------------------------------------------------------------
+
+
+def is_generated(path: Path) -> bool:
+    """What Python and setuptools write among the sources."""
+    return any(part == "__pycache__" or part.endswith(".egg-info") for part in path.parts)
 
 
 def source_hash() -> str:
@@ -243,10 +295,10 @@ def source_hash() -> str:
     for name in PACKAGE_SOURCES:
         top = ROOT / name
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and not is_generated(path.relative_to(ROOT)):
                 digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     for name, value in sorted(os.environ.items()):
-        if name.startswith("GNSILU_") or name in BUILD_VARIABLES:
+        if name in BUILD_VARIABLES:
             digest.update(f"{name}={value}\0".encode())
     return digest.hexdigest()
 
@@ -258,28 +310,23 @@ def install_gnsilu(environment: Environment, build: str) -> None:
     say("building and installing gnsilu, with its C++ tests")
     environment.pip(
         *("install", "--verbose", "--no-build-isolation", "--no-deps", "."),
+        "--config-settings=--global-option=--quiet",  # CMake's lines without setuptools' own
         GNSILU_BUILD_TESTS="ON",
         GNSILU_BUILD_DIR=build,
     )
     environment.mark_done("gnsilu", what)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--venv", type=Path, required=True, help="folder of the environment")
-    parser.add_argument("--build", required=True, help="CMake's build folder")
-    parser.add_argument("--torch", required=True, help="version of torch, such as 2.11.0")
-    parser.add_argument("extras", nargs="*", help="test, demo, lint: extras of pyproject.toml")
-    options = parser.parse_args()
-
+def set_up(options: argparse.Namespace) -> None:
     environment = Environment(options.venv.absolute())
     if not environment.done_for():
         say("checking the machine")
-        check_machine()
+        check_machine(cxx_standard(options.torch))
     environment.create()
     environment.install("pip", ["pip>=24"], "pip")
     torch = [f"torch=={options.torch}"]
-    environment.install("torch", torch, f"torch {options.torch} (some GB, this takes a while)")
+    why = f"torch {options.torch} (some GB, this takes a while)"
+    environment.install("torch", torch, why, quiet=False)
     lists = project_requirements(environment)
     environment.install("tools", lists["build"] + lists["run"] + torch, "build tools")
     for extra in options.extras:
@@ -287,6 +334,23 @@ def main() -> None:
     if options.extras != ["lint"]:
         install_nvcc(environment)
         install_gnsilu(environment, options.build)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tag", action="store_true", help="print the interpreter's tag, no more")
+    parser.add_argument("--venv", type=Path, default=Path(".venv"), help="the environment's folder")
+    parser.add_argument("--build", default="build/dev", help="CMake's build folder")
+    parser.add_argument("--torch", default="2.11.0", help="version of torch, such as 2.11.0")
+    parser.add_argument("extras", nargs="*", help="test, demo, lint: extras of pyproject.toml")
+    options = parser.parse_args()
+    if options.tag:
+        print(interpreter_tag())
+        return
+    if not re.match(r"\d+\.\d+", options.torch):
+        parser.error(f"--torch: {options.torch!r} is not a version such as 2.11.0")
+    with lock():
+        set_up(options)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gnsilu", description=gnsilu.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m gnsilu",
+        description="Shows how gnsilu was built, what it does on this machine and what its launch "
+        "tuner has stored.",
+    )
     commands = parser.add_subparsers(required=True, metavar="command")
     cache = commands.add_parser("cache", help="show what the launch tuner has stored, or remove it")
     cache.add_argument("--clear", action="store_true", help="remove the tuner's files")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import gnsilu
+import gpu_record
 import pytest
 import torch
 
@@ -34,6 +38,37 @@ def pytest_report_header() -> list[str]:
         f"build: {build}",
         f"torch: {torch.__version__}, GPUs: {', '.join(gpus) or 'none'}",
     ]
+
+
+def pending_reason() -> str | None:
+    """Why the present kernels have not been tested on a GPU; None where they have."""
+    try:
+        record = json.loads(gpu_record.PATH.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None  # test_gpu_record.py fails
+    return str(record.get("reason")) if record.get("status") == "pending" else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    """Below pytest's own summary: what has not been tested here, and on no GPU."""
+    yield
+    reports = terminalreporter.getreports("skipped")
+    reasons = (report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    lines = [
+        f"{count} skipped: {reason}"
+        for reason, count in Counter(reasons).items()
+        if reason.startswith("needs ")
+    ]
+    pending = pending_reason()
+    if pending is not None:
+        lines.append(f"these kernels have not been tested on a GPU: {pending}")
+    if lines:
+        terminalreporter.section("not tested", yellow=True)
+    for line in lines:
+        terminalreporter.line(line, yellow=True)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gnsilu
 import pytest
+import setup_env
 import torch
 
 PACKAGE = Path(gnsilu.__file__).parent
@@ -139,6 +140,39 @@ def test_another_torch_is_an_import_error_that_names_both(tmp_path: Path) -> Non
     assert "built for torch 1.13.1" in done.stderr
     assert f"this is torch {torch.__version__}" in done.stderr
     assert "pip install --no-build-isolation" in done.stderr
+
+
+# --- The set-up of `make` -----------------------------------------------------------------------
+
+
+def test_only_what_the_build_reads_makes_it_install_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    source = tmp_path / "python" / "gnsilu" / "module.py"
+    written = [
+        tmp_path / "python" / "gnsilu.egg-info" / "PKG-INFO",
+        tmp_path / "python" / "gnsilu" / "__pycache__" / "module.cpython-312.pyc",
+    ]
+    for path in (source, *written):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before", "utf-8")
+    monkeypatch.delenv("GNSILU_CUDA_ARCHITECTURES", raising=False)
+    first = setup_env.source_hash()
+    for path in written:
+        path.write_text("after", "utf-8")
+    monkeypatch.setenv("GNSILU_ROUTE", "fallback")
+    assert setup_env.source_hash() == first
+    monkeypatch.setenv("GNSILU_CUDA_ARCHITECTURES", "90")
+    assert setup_env.source_hash() != first
+    monkeypatch.delenv("GNSILU_CUDA_ARCHITECTURES")
+    source.write_text("after", "utf-8")
+    assert setup_env.source_hash() != first
+
+
+def test_torch_2_14_needs_cxx20() -> None:
+    versions = ("2.8.0", "2.13.1", "2.14.0", "2.15.0+cpu", "3.0.0")
+    assert [setup_env.cxx_standard(version) for version in versions] == [17, 17, 20, 20, 20]
 
 
 # --- What was built ---------------------------------------------------------------------------
