@@ -53,6 +53,7 @@ at::Tensor meta(const at::Tensor& x, int64_t num_groups, const OptionalTensor& w
                 const OptionalTensor& bias, double eps, OptionalType dtype) {
   const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
   check(call);
+  forced_route();  // an unknown name is an error here, too
   return at::empty_symint(x.sym_sizes(), x.options().dtype(call.result_dtype()),
                           call.result_memory_format());
 }

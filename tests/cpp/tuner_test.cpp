@@ -118,7 +118,7 @@ TEST(TunerTest, TheFirstOfEqualTimesWins) {
 }
 
 TEST(TunerTest, PassesOverCandidatesWithoutAUsableTime) {
-  const Config good = candidates(Route::kThreePass)[5];
+  const Config good = candidates(Route::kThreePass).back();
   const std::vector<std::optional<double>> unusable = {
       std::nullopt, std::nan(""), std::numeric_limits<double>::infinity(), 0.0, -1.0};
   for (const auto& bad : unusable) {

@@ -64,6 +64,7 @@ def test_route_is_free_by_default(value, monkeypatch):
     assert gnsilu.explain(x, 8).reason == "x is not on a CUDA device"
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=GPU)])
 def test_unknown_route_is_an_error(device, monkeypatch):
     monkeypatch.setenv("GNSILU_ROUTE", "quickest")
     for function in (gnsilu.group_norm_silu, gnsilu.explain):
