@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from gnsilu.functional import _real, _whole, group_norm_silu
+
+# torch.fx keeps the call whole, as it does nn.GroupNorm.
+torch.fx.wrap("group_norm_silu")
 
 
 class GroupNormSiLU(nn.Module):

@@ -58,6 +58,33 @@ def test_copies_and_pickles(device):
         assert torch.equal(other(x), want)
 
 
+def run_in_child(module, x, results):
+    results.put(module(x).tolist())
+
+
+def test_spawned_process():
+    module = gnsilu.GroupNormSiLU(4, 16, dtype=torch.float16)
+    nn.init.normal_(module.weight)
+    x = torch.randn(2, 16, 9, 9).to(BF16)
+    want = module(x).detach()
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    child = context.Process(target=run_in_child, args=(module.requires_grad_(False), x, results))
+    child.start()
+    assert results.get(timeout=120) == want.tolist()
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_symbolic_tracing_keeps_the_call_whole():
+    module = gnsilu.GroupNormSiLU(4, 16)
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(16, 16, 1), module))
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert calls == [gnsilu.group_norm_silu]
+    x = torch.randn(2, 16, 5, 5)
+    assert torch.equal(traced(x), module(traced.get_submodule("0")(x)))
+
+
 def test_conversions(device):
     module = gnsilu.GroupNormSiLU(4, 16).to(device).half()
     assert module.weight.dtype == torch.float16

@@ -76,8 +76,8 @@ def test_share_of_correctly_rounded_elements(dtype, device):
 def test_every_result_dtype(shape, x_dtype, y_dtype, device):
     x = random_x(shape, x_dtype, device)
     weight, bias = random_affine(shape[1], device)
-    for autocast in (False, True):
-        with torch.autocast(device.type, dtype=BF16, enabled=autocast):
+    for autocast in (None, BF16, FP16):
+        with torch.autocast(device.type, dtype=autocast or BF16, enabled=autocast is not None):
             y = gnsilu.group_norm_silu(x, 8, weight, bias, 1e-5, y_dtype)
         assert y.dtype == y_dtype
         if device.type == "cpu" and y_dtype == FP32:
@@ -127,6 +127,19 @@ def test_constant_groups_give_silu_of_the_bias(value, size, device):
             want = F.silu(bias.double()).to(FP32).to(dtype)
             assert torch.equal(y, want.view(1, 4, 1).expand_as(y))
             assert not gnsilu.group_norm_silu(x, 2, eps=eps).any()
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_one_element_a_group_gives_silu_of_the_bias(samples, device):
+    x = torch.tensor([3.0, -2.0, 0.5, 60000.0], device=device).to(BF16).repeat(samples, 1)
+    bias = torch.tensor([0.0, 1.0, -2.0, 0.3], device=device)
+    for shape in ((samples, 4), (samples, 4, 1, 1)):
+        y = gnsilu.group_norm_silu(x.view(shape), 4, None, bias)
+        if device.type == "cpu":
+            assert_right(y, x.view(shape), 4, None, bias)
+        else:
+            want = F.silu(bias.double()).to(FP32).to(BF16)
+            assert torch.equal(y.view(samples, 4), want.expand(samples, 4))
 
 
 def test_eps_zero_on_a_constant_group_is_nan(device):
