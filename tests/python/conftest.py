@@ -64,7 +64,7 @@ def pytest_terminal_summary(
     ]
     pending = pending_reason()
     if pending is not None:
-        lines.append(f"these kernels have not been tested on a GPU: {pending}")
+        lines.append(f"the GPU record of these kernels is pending: {pending}")
     if lines:
         terminalreporter.section("not tested", yellow=True)
     for line in lines:

@@ -28,7 +28,7 @@ def test_the_record_is_good() -> None:
     assert not faults, f"tests/gpu_record.json: {'; '.join(faults)}: run make gpu-test on a GPU"
     if record["status"] == "pending":
         warnings.warn(
-            f"these kernels have not been tested on a GPU: {record['reason']}", stacklevel=1
+            f"the GPU record of these kernels is pending: {record['reason']}", stacklevel=1
         )
 
 
