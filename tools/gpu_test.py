@@ -101,14 +101,15 @@ def run_cpp_tests(folder: Path | None, outcome: Outcome) -> None:
                 outcome.fail(f"{program.name}: ended with status {status}")
 
 
-def run_pytest(outcome: Outcome) -> None:
+def run_pytest(cpp_tests: Path | None, outcome: Outcome) -> None:
     headline("pytest")
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         # The record is what this run makes: its own test comes after.
         command = [sys.executable, "-m", "pytest", "-ra", "tests/python"]
         command += ["--ignore", "tests/python/test_gpu_record.py", f"--junitxml={report}"]
-        status = run(command)
+        environment = {"GNSILU_CPP_TESTS": str(cpp_tests.resolve())} if cpp_tests else {}
+        status = run(command, **environment)
         failures = len(outcome.failed)
         if report.exists():
             outcome.add_junit(report, "pytest")
@@ -190,11 +191,12 @@ def record_of(outcome: Outcome, sanitizer: dict[str, int | None]) -> dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gtest-dir", default="", help="folder of the C++ test programs")
-    folder = parser.parse_args().gtest_dir
+    gtest_dir = parser.parse_args().gtest_dir
+    folder = Path(gtest_dir) if gtest_dir else None
     check_subject()
     outcome = Outcome()
-    run_cpp_tests(Path(folder) if folder else None, outcome)
-    run_pytest(outcome)
+    run_cpp_tests(folder, outcome)
+    run_pytest(folder, outcome)
     sanitizer = {tool: run_sanitizer(tool, outcome) for tool in ("memcheck", "racecheck")}
     record = record_of(outcome, sanitizer)
     gpu_record.write(record)

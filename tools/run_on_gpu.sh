@@ -15,7 +15,6 @@ parts=${*:-test figures demo}
 mkdir -p "$output"
 export PYTHONUNBUFFERED=1
 export PYTHONPATH="$PWD/carry/site:/tmp/gnsilu-wheels"
-export GNSILU_CPP_TESTS="$PWD/carry/tests"
 python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade \
   --target /tmp/gnsilu-wheels carry/wheels/*.whl
 status=0

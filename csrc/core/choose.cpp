@@ -73,7 +73,7 @@ std::string to_string(const Config& config) {
 const std::vector<Config>& candidates(Route route) {
   static const std::vector<Config> none;
   // H200: the first was the fastest at each of three shapes, by up to 4 % (512 threads were slower
-  // by 2 to 14 %, more spans a warp by up to 40 %). The others are for GPUs not measured yet.
+  // by 2 to 15 %). The others are for GPUs not measured yet.
   static const std::vector<Config> three_pass{{128, 8}, {128, 4}, {256, 8}, {256, 4}};
   return route == Route::kThreePass ? three_pass : none;
 }

@@ -4,8 +4,8 @@
 // a warp a span sums ((x - mean32) * 2^-exponent)^2 with two-sums. Squares of deviations cannot
 // cancel, and the power of two above the largest deviation keeps them from overflow and underflow;
 // variance_of() (numerics.h) takes out what rounding the mean to FP32 added.
-// Reads x once, 2 bytes an element; about 10 instructions an element (unpack, centre, square,
-// two-sum): bound by memory.
+// Reads x once, 2 bytes an element. 10.25 instructions an element in the loop (unpack, centre,
+// square, two-sum; counted with cuobjdump -sass for sm_90).
 #include "dispatch.h"
 #include "kernels.h"
 #include "span_grid.cuh"

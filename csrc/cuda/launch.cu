@@ -53,8 +53,8 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
   const KernelTypes types{problem.x_dtype, problem.y_dtype, problem.activation};
   const int64_t y_size = size_in_bytes(problem.y_dtype);
 
-  // One turn unless the partial results of all groups exceed the workspace, which takes an
-  // activation of about 100 MB in the smallest spans.
+  // One turn unless the partial results of all groups exceed the workspace, which takes 150 MB of x
+  // at least (groups of two spans, the second of one element), 430 MB where the spans are full.
   for (int64_t first = 0; first < problem.group_count(); first += plan.groups_per_launch) {
     range.first = first;
     range.groups = std::min(plan.groups_per_launch, problem.group_count() - first);

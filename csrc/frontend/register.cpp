@@ -74,8 +74,8 @@ at::Tensor autograd(c10::DispatchKeySet keys, const at::Tensor& x, int64_t num_g
                     const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                     OptionalType dtype) {
   const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
-  check(call);
   if (needs_grad(call)) {
+    check(call);  // else the kernel below does
     Problem problem;
     problem.needs_grad = true;
     checked_choose(call, problem, no_device(call));
@@ -107,8 +107,7 @@ TORCH_LIBRARY(gnsilu, m) {
   // Private: for tests and benchmarks of the launch configurations.
   m.def(
       "_three_pass_with_config(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType? dtype, bool silu, int threads, int vectors_in_flight) -> "
-      "Tensor");
+      "ScalarType? dtype, bool silu, int threads, int vectors_in_flight) -> Tensor");
 }
 
 // Also what refuses sparse, quantised and other tensors by name, in check().
@@ -117,7 +116,13 @@ TORCH_LIBRARY_IMPL(gnsilu, CompositeExplicitAutograd, m) {
   m.impl("group_norm", &any_device<Activation::kNone>);
 }
 
-// Nested tensors are outside of CompositeExplicitAutograd; check() refuses them.
+// Nested tensors are outside of CompositeExplicitAutograd; check() refuses them. The first serves
+// jagged ones, too, which are a Python subclass below autograd.
+TORCH_LIBRARY_IMPL(gnsilu, AutogradNestedTensor, m) {
+  m.impl("group_norm_silu", &any_device<Activation::kSilu>);
+  m.impl("group_norm", &any_device<Activation::kNone>);
+}
+
 TORCH_LIBRARY_IMPL(gnsilu, NestedTensorCPU, m) {
   m.impl("group_norm_silu", &any_device<Activation::kSilu>);
   m.impl("group_norm", &any_device<Activation::kNone>);

@@ -233,13 +233,16 @@ def test_x_on_another_device_than_the_current(size):
 
 
 def test_nothing_is_launched_for_empty_inputs():
-    x = torch.empty(2, 64, 0, 8, dtype=BF16, device="cuda")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        gnsilu.group_norm_silu(x, 32)
-        gnsilu.explain(x, 32)
-        torch.cuda.synchronize()
-    kernels = [event.name for event in profile.events() if "gnsilu" in event.name]
-    assert kernels == []
+    def kernels(shape: tuple[int, ...]) -> list[str]:
+        x = torch.empty(shape, dtype=BF16, device="cuda")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            gnsilu.group_norm_silu(x, 32)
+            gnsilu.explain(x, 32)
+            torch.cuda.synchronize()
+        return [event.name for event in profile.events() if "gnsilu" in event.name]
+
+    assert kernels((2, 64, 0, 8)) == []
+    assert len(kernels((2, 64, 8, 8))) == 1  # whole_groups; explain() launches nothing
 
 
 # --- memory ---------------------------------------------------------------------------------------
