@@ -24,10 +24,16 @@ Plan fallback(const char* reason, const Problem& problem) {
   Plan plan;
   plan.route = Route::kFallback;
   plan.reason = reason;
-  // Counted for the operators that PyTorch runs, per element: to FP32 (unless it is already),
-  // group norm (statistics, apply), SiLU, and the cast to y.
+  // Counted for the operators that PyTorch runs, per element, with weight and bias.
   const double x = static_cast<double>(size_in_bytes(problem.x_dtype));
   const double y = static_cast<double>(size_in_bytes(problem.y_dtype));
+  if (is_16_bit(problem.x_dtype) && !problem.needs_grad) {
+    // To FP64; sum; less the mean; sum of squares; weight, bias and SiLU in place; to y.
+    const double silu = problem.activation == Activation::kSilu ? 16 : 0;
+    plan.bytes_per_element = (x + 8) + 8 + 16 + 8 + 16 + 16 + silu + (8 + y);
+    return plan;
+  }
+  // To FP32 (unless it is already), group norm (statistics, apply), SiLU, and the cast to y.
   const double wide = std::max(4.0, x);
   const double silu = problem.activation == Activation::kSilu ? 2 * wide : 0;
   plan.bytes_per_element = (x < wide ? x + wide : 0) + 3 * wide + silu + (y == wide ? 0 : wide + y);

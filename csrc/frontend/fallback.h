@@ -1,4 +1,5 @@
-// The fallback: PyTorch's own operators, in FP32, or FP64 for FP64 x; whatever autocast says.
+// The fallback: PyTorch's own operators, whatever autocast says. Without a gradient 16-bit x is
+// computed in FP64, as exact as the kernels are; all else in FP32, or FP64 for FP64 x.
 #pragma once
 
 #include "call.h"
@@ -11,9 +12,9 @@ at::Tensor decomposed(const Call& call);
 // decomposed(), in the memory format that every call's result has.
 at::Tensor differentiable(const Call& call);
 
-// Without a gradient: through the (sample, group) pairs in slices whose FP32 copy is at most
-// 64 MiB, so that the temporaries stay small beside the result; a larger group is a slice of its
-// own.
+// Without a gradient: through the (sample, group) pairs in slices whose wide copy is at most 64 MiB
+// (4 MiB on a CPU), so that the temporaries stay small beside the result; a larger group is a slice
+// of its own.
 at::Tensor fallback(const Call& call);
 
 }  // namespace gnsilu
