@@ -1,4 +1,4 @@
-"""The demo's two pictures: the error of each site, and the time by shape."""
+"""The demo's pictures, the error of each site and the time by shape, and exactness.py's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
+from measure import Environment
 from sites import SiteResult, short_name
 
 # Told apart by colour-blind eyes and in grey.
@@ -147,3 +148,51 @@ def save_speed(results: list[SiteResult], caption: str, path: Path) -> None:
         panel.legend(fontsize=9, loc="upper left")
     axes[0][0].set_ylabel("time of a call, microseconds (median)")
     _save(figure, "Time of GroupNorm + SiLU by shape of the activation", caption, path)
+
+
+# How each of the histogram's contenders is drawn, the topmost last.
+HISTOGRAM_STYLES: dict[str, dict[str, Any]] = {
+    "eager_16_bit": {"color": "#444444", "linestyle": "--", "label": "PyTorch, 16-bit"},
+    "autocast": {**PYTORCH, "linewidth": 2.5},
+    "fallback": {**GNSILU, "linewidth": 1.2, "label": "gnsilu (fallback)"},
+    "three_pass": {**GNSILU, "linewidth": 1.2, "label": "gnsilu (three_pass)"},
+}
+
+
+def save_histograms(figures: dict[str, Any], path: Path) -> None:
+    """The counts of the signed errors that exactness.py found, a panel for each input and type."""
+    rows = figures["histograms"]
+    inputs, dtypes = (list(dict.fromkeys(row[key] for row in rows)) for key in ("input", "dtype"))
+    contenders = [name for name in HISTOGRAM_STYLES if name in rows[0]["counts"]]
+    if "three_pass" in contenders:
+        contenders.remove("fallback")
+    units, width = figures["units"], 1 / figures["bins_a_unit"]
+    edges = [-units + width * i for i in range(round(2 * units / width) + 1)]
+    figure, grid = plt.subplots(
+        len(dtypes), len(inputs), figsize=(14, 4.2 * len(dtypes)),
+        sharex=True, sharey=True, squeeze=False,
+    )  # fmt: skip
+    for row in rows:
+        panel = grid[dtypes.index(row["dtype"])][inputs.index(row["input"])]
+        panel.axvspan(-0.5, 0.5, color="#000000", alpha=0.1, label="correctly rounded", zorder=0)
+        for name in contenders:
+            panel.stairs(row["counts"][name], edges, **HISTOGRAM_STYLES[name])
+        ours = contenders[-1]
+        panel.stairs(row["counts"][ours], edges, fill=True, color=GNSILU["color"], alpha=0.25)
+        panel.set_yscale("log")
+        panel.set_title(f"x {row['input']}, {row['dtype']}")
+        panel.grid(alpha=0.3)
+        panel.set_axisbelow(True)
+    panel.set_ylim(bottom=0.5)
+    panel.set_xlim(-units, units)
+    panel.set_xticks(range(-units, units + 1))
+    for panel in grid[-1]:
+        panel.set_xlabel(
+            "error in units in the last place (the bins at the ends hold all that is beyond)"
+        )
+    for panel in grid[:, 0]:
+        panel.set_ylabel(f"elements in each 1/{figures['bins_a_unit']} of a unit")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    grid[0][0].legend(handles[::-1], labels[::-1], fontsize=9, loc="upper left")
+    made = str(Environment(**figures["environment"]))
+    _save(figure, "Error of silu(group_norm(x)) against the unrounded FP64 value", made, path)

@@ -1,28 +1,66 @@
-"""Writes the tables in README.md from the figures that first_figures.py measured:
+"""Writes the tables in README.md and docs/exactness.md from the figures that were measured.
 
-python benchmarks/readme_tables.py benchmarks/results/first_figures_h200.json
+    python benchmarks/readme_tables.py benchmarks/results/first_figures_h200.json
+    python benchmarks/readme_tables.py benchmarks/results/exactness_h200.json
+
+The first fills README.md, the second docs/exactness.md, and draws docs/exactness.png. With --check
+and no file: whether the tables are those of the files that they name.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 VARIANTS = {
     "gnsilu": "gnsilu",
     "pytorch_fp32": "PyTorch, FP32 inside (autocast)",
     "pytorch_16_bit": "PyTorch, 16-bit",
 }
+# exactness.py's contenders.
+CONTENDERS = {
+    "three_pass": "gnsilu, `three_pass`",
+    "fallback": "gnsilu, `fallback`",
+    "differentiable": "gnsilu, gradient needed",
+    "autocast": VARIANTS["pytorch_fp32"],
+    "compiled": "the same, `torch.compile`",
+    "eager_16_bit": VARIANTS["pytorch_16_bit"],
+}
+TYPES = {"bfloat16": "BF16", "float16": "FP16"}
+
+
+# --------------------------------------------------------------------------------- formatting
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def percent(correct: int, elements: int) -> str:
+    """100 % only where all are correct."""
+    if correct == elements:
+        return "100 %"
+    return f"{min(100 * correct / elements, 99.9999):.4f} %"
+
+
+def number(value: float) -> str:
+    """Two decimals, from 1000 on two digits."""
+    if not math.isfinite(value):
+        return "∞"
+    return f"{value:.2f}" if value < 1000 else f"{value:.1e}".replace("e+0", "e").replace("e+", "e")
+
+
+# ----------------------------------------------------------------------------------- README.md
 
 
 def ruler(row: dict[str, Any]) -> float:
@@ -41,15 +79,15 @@ def speed(figures: dict[str, Any]) -> str:
 
 def exactness(figures: dict[str, Any]) -> str:
     rows = []
-    for dtype in ("bfloat16", "float16"):
+    for dtype in TYPES:
         of_dtype = [row for row in figures["exactness"] if row["dtype"] == dtype]
         for name in dict.fromkeys(row["input"] for row in of_dtype):
             cells = []
             for side in ("gnsilu", "pytorch"):
                 found = [row[side] for row in of_dtype if row["input"] == name]
-                share = sum(f["correct"] for f in found) / sum(f["elements"] for f in found)
                 worst = max(f["max_of_bound"] for f in found)
-                cells += [f"{100 * share:.4f} %", f"{worst:.2f}"]
+                correct, elements = (sum(f[key] for f in found) for key in ("correct", "elements"))
+                cells += [percent(correct, elements), number(worst)]
             rows.append([dtype, name, *cells])
     return table(
         ["dtype", "x", "gnsilu: correctly rounded", "worst / bound", "PyTorch", "worst / bound"],
@@ -57,27 +95,165 @@ def exactness(figures: dict[str, Any]) -> str:
     )
 
 
-def caption(figures: dict[str, Any]) -> str:
-    made = figures["environment"]
+# --------------------------------------------------------------------------- docs/exactness.md
+
+
+def in_short(figures: dict[str, Any]) -> str:
+    """The least share and the worst error of each contender, over ordinary and over all x."""
+
+    def cell(contender: str, dtype: str, ordinary_only: bool) -> str:
+        found = [
+            row[contender]
+            for row in figures["exactness"]
+            if row["dtype"] == dtype and (row["ordinary"] or not ordinary_only)
+        ]
+        least = min(found, key=lambda f: f["correct"] / f["elements"])
+        worst = max(f["max_of_bound"] for f in found)
+        return f"{percent(least['correct'], least['elements'])}, {number(worst)}"
+
+    columns = [(dtype, ordinary_only) for dtype in TYPES for ordinary_only in (True, False)]
+    rows = [
+        [title, *(cell(contender, *column) for column in columns)]
+        for contender, title in CONTENDERS.items()
+        if contender not in figures["missing"]
+    ]
+    headings = [f"{short}, {what} x" for short in TYPES.values() for what in ("ordinary", "all")]
+    missing = [
+        f"Not possible there: {CONTENDERS[contender]} ({reason})."
+        for contender, reason in figures["missing"].items()
+    ]
+    return "\n\n".join([table(["computed by", *headings], rows), *missing])
+
+
+def by_input(figures: dict[str, Any]) -> str:
+    found = {(row["input"], row["dtype"]): row for row in figures["exactness"]}
+    contenders = [name for name in CONTENDERS if name not in figures["missing"]]
+    rows = []
+    for name in dict.fromkeys(name for name, _ in found):
+        for contender in contenders:
+            cells, wrong = [], []
+            for dtype in TYPES:
+                error = found[name, dtype][contender]
+                of_no_distance = error["mismatched_nonfinite"]
+                cells += [
+                    percent(error["correct"], error["elements"]),
+                    number(math.inf if of_no_distance else error["max_ulp"]),
+                    number(error["max_of_bound"]),
+                ]
+                wrong.append(f"{of_no_distance + error['wrong_zero_sign']:,}")
+            title = name if contender == contenders[0] else ""
+            rows.append([title, CONTENDERS[contender], *cells, " / ".join(wrong)])
+    bf16, fp16 = TYPES.values()
+    headings = ["x", "computed by", f"{bf16}: correctly rounded", "ulp", "/ bound"]
+    headings += [f"{fp16}: correctly rounded", "ulp", "/ bound", "wrong NaN, infinity, zero"]
+    shape = "x".join(map(str, figures["shape"]))
+    counted = figures["seeds"] * math.prod(figures["shape"])
     return (
-        f"{made['device']}, driver {made['driver']}, CUDA {made['cuda']}, torch {made['torch']}, "
-        f"{made['date']}, by `benchmarks/first_figures.py`"
+        f"{table(headings, rows)}\n\n"
+        f"Elements of each type and x: {counted:,}, of {shape}, {figures['groups']} groups,"
+        f" eps {figures['eps']:g}, seeds: {figures['seeds']}."
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes the tables in README.md.")
-    parser.add_argument("figures", type=Path, help="the JSON file that first_figures.py wrote")
-    figures = json.loads(parser.parse_args().figures.read_text("utf-8"))
-    text = README.read_text("utf-8")
-    for name, content in (("speed", speed(figures)), ("exactness", exactness(figures))):
-        block = f"<!-- {name} -->\n{content}\n\n{caption(figures)}\n<!-- end -->"
-        text, count = re.subn(
-            rf"<!-- {name} -->.*?<!-- end -->", lambda _, block=block: block, text, flags=re.S
+def hard(figures: dict[str, Any]) -> str:
+    """Where FP32 fails: with a gradient and for FP32 x, beside what is got without."""
+
+    def worst(error: dict[str, Any]) -> str:
+        if error["got"] == error["wanted"]:
+            return "right"
+        return f"{error['got']:.7g}, not {error['wanted']:.7g}"
+
+    names = [row["input"] for row in figures["hard"]]
+    rows = []
+    for row in sorted(figures["hard"], key=lambda row: names.index(row["input"])):
+        shares = [
+            percent(row[way]["correct"], row[way]["elements"])
+            for way in ("no_gradient", "differentiable")
+        ]
+        worst_of_each = worst(row["differentiable"]), worst(row["fp32_x"])
+        rows.append([row["input"], TYPES[row["dtype"]], *shares, *worst_of_each])
+    headings = ["x", "type", "no gradient: correctly rounded", "gradient: correctly rounded"]
+    return table([*headings, "its worst y", "the same x in FP32: its worst y"], rows)
+
+
+def draw(figures: dict[str, Any]) -> None:
+    import measure  # noqa: F401  (makes the tests' folder known)
+    from pictures import save_histograms
+
+    save_histograms(figures, ROOT / "docs" / "exactness.png")
+
+
+# ------------------------------------------------------------------------------------ documents
+
+
+@dataclass(frozen=True)
+class Document:
+    path: Path
+    script: str  # that measured
+    blocks: dict[str, Callable[[dict[str, Any]], str]]  # what stands between the markers
+    also: Callable[[dict[str, Any]], None] | None = None
+
+    def caption(self, figures: dict[str, Any], source: str) -> str:
+        made = figures["environment"]
+        cuda = f"driver {made['driver']}, CUDA {made['cuda']}, " if made["driver"] else ""
+        up = "../" * (len(self.path.relative_to(ROOT).parts) - 1)
+        return (
+            f"{made['device']}, {cuda}torch {made['torch']}, {made['date']}, by"
+            f" `benchmarks/{self.script}`: [{source}]({up}benchmarks/results/{source})"
         )
-        if count != 1:
-            sys.exit(f"README.md has no block <!-- {name} --> ... <!-- end -->")
-    README.write_text(text, "utf-8")
+
+    def filled(self, text: str, figures: dict[str, Any], source: str) -> str:
+        for name, content in self.blocks.items():
+            block = f"<!-- {name} -->\n{content(figures)}\n\n{self.caption(figures, source)}\n"
+            text, count = re.subn(
+                rf"<!-- {name} -->.*?(?=<!-- end -->)", lambda _, b=block: b, text, flags=re.S
+            )
+            if count != 1:
+                sys.exit(f"{self.path.name} has no block <!-- {name} --> ... <!-- end -->")
+        return text
+
+
+README = Document(ROOT / "README.md", "first_figures.py", {"speed": speed, "exactness": exactness})
+EXACTNESS = Document(
+    ROOT / "docs" / "exactness.md",
+    "exactness.py",
+    {"short": in_short, "inputs": by_input, "hard": hard},
+    draw,
+)
+
+
+def read(source: str) -> dict[str, Any]:
+    return json.loads((RESULTS / source).read_text("utf-8"))
+
+
+def stale() -> list[str]:
+    """The documents whose tables are not those of the one file of figures that they name."""
+    found = []
+    for document in (README, EXACTNESS):
+        text = document.path.read_text("utf-8")
+        sources = set(re.findall(r"benchmarks/results/(\w+\.json)\)", text))
+        good = len(sources) == 1 and (RESULTS / min(sources)).exists()
+        if not good or document.filled(text, read(min(sources)), min(sources)) != text:
+            found.append(f"{document.path.name}, which names {', '.join(sources) or 'no figures'}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the tables of README and docs.")
+    parser.add_argument("figures", type=Path, nargs="?", help="a JSON file in benchmarks/results")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if out of date")
+    arguments = parser.parse_args()
+    if arguments.check:
+        out_of_date = stale()
+        sys.exit("tables out of date: " + "; ".join(out_of_date) if out_of_date else 0)
+    if arguments.figures is None or arguments.figures.resolve().parent != RESULTS:
+        parser.error(f"figures must be a file in {RESULTS}, which the tables name as their source")
+    figures = read(arguments.figures.name)
+    document = EXACTNESS if "histograms" in figures else README
+    text = document.path.read_text("utf-8")
+    document.path.write_text(document.filled(text, figures, arguments.figures.name), "utf-8")
+    if document.also:
+        document.also(figures)
 
 
 if __name__ == "__main__":

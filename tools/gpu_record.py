@@ -16,6 +16,7 @@ from typing import Any
 from kernel_hash import ROOT, kernel_hash
 
 PATH = ROOT / "tests" / "gpu_record.json"
+SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def now() -> str:
@@ -47,8 +48,15 @@ def faults(record: dict[str, Any], present_hash: str) -> list[str]:
         sanitizer = record.get("sanitizer", {})
         found += [
             f"compute-sanitizer {tool}: {sanitizer.get(tool, 'not run')} errors"
-            for tool in ("memcheck", "racecheck")
+            for tool in SANITIZER_TOOLS
             if sanitizer.get(tool) != 0
+        ]
+        if "cases" not in record:
+            found.append("it has no counts of the hostile cases")
+        found += [
+            f"case {number}: {counts['failed']} failed"
+            for number, counts in record.get("cases", {}).items()
+            if counts["failed"]
         ]
     return found
 

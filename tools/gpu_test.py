@@ -1,6 +1,6 @@
 """Runs every test on a GPU and writes what came out to tests/gpu_record.json.
 
-The GoogleTest programs, pytest, and compute-sanitizer's memcheck and racecheck over
+The GoogleTest programs, pytest, and compute-sanitizer's four tools over
 tests/python/sanitizer_shapes.py. The record is written whatever the outcome; the exit status is
 0 only where nothing failed.
 """
@@ -8,6 +8,7 @@ tests/python/sanitizer_shapes.py. The record is written whatever the outcome; th
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import re
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cases
 import gpu_record
+from cases import Counts
 from kernel_hash import ROOT, kernel_hash
 
 try:
@@ -30,8 +33,9 @@ except ImportError as error:
     sys.exit(f"gpu-test: {sys.executable} cannot import what is to be tested: {error}")
 
 SANITIZER_SCRIPT = ROOT / "tests" / "python" / "sanitizer_shapes.py"
-# "ERROR SUMMARY: 0 errors" of memcheck, "RACECHECK SUMMARY: 2 hazards displayed" of racecheck.
+# "ERROR SUMMARY: 0 errors", of racecheck "RACECHECK SUMMARY: 2 hazards displayed".
 SANITIZER_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
+SANITIZER_CASE = 44  # of docs/cases.md
 
 
 @dataclass
@@ -41,6 +45,7 @@ class Outcome:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
+    by_case: dict[int, Counts] = field(default_factory=dict)  # of the hostile cases
 
     def fail(self, what: str) -> None:
         print(f"FAILED {what}", flush=True)
@@ -52,15 +57,20 @@ class Outcome:
     def add_junit(self, path: Path, suite: str) -> None:
         """Adds a report in JUnit's XML, which GoogleTest and pytest both write."""
         for case in ElementTree.parse(path).iter("testcase"):
-            skipped = case.find("skipped")
-            if case.find("failure") is not None or case.find("error") is not None:
+            outcome = cases.outcome_of(case)
+            if outcome == "failed":
                 self.fail(f"{suite} {case.get('classname')}.{case.get('name')}")
-            elif skipped is not None:
-                self.skip(skipped.get("message") or "no reason given")
-            elif case.get("result") == "suppressed":
-                self.skip("disabled in the source")
+            elif outcome == "skipped":
+                self.skip(reason_of(case))
             else:
                 self.passed += 1
+
+
+def reason_of(skipped: ElementTree.Element) -> str:
+    if skipped.get("result") == "suppressed":
+        return "disabled in the source"
+    found = skipped.find("skipped")
+    return (found is not None and found.get("message")) or "no reason given"
 
 
 def headline(text: str) -> None:
@@ -106,13 +116,14 @@ def run_pytest(cpp_tests: Path | None, outcome: Outcome) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         # The record is what this run makes: its own test comes after.
-        command = [sys.executable, "-m", "pytest", "-ra", "tests/python"]
+        command = [sys.executable, "-m", "pytest", "-ra", "--durations=30", "tests/python"]
         command += ["--ignore", "tests/python/test_gpu_record.py", f"--junitxml={report}"]
         environment = {"GNSILU_CPP_TESTS": str(cpp_tests.resolve())} if cpp_tests else {}
         status = run(command, **environment)
         failures = len(outcome.failed)
         if report.exists():
             outcome.add_junit(report, "pytest")
+            outcome.by_case = cases.counts_in_junit(report)
         if status != 0 and len(outcome.failed) == failures:
             outcome.fail(f"pytest: ended with status {status}")
 
@@ -124,28 +135,51 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer", path=path)
 
 
-def run_sanitizer(tool: str, outcome: Outcome) -> int | None:
-    """The errors that compute-sanitizer counted, None where it could not be run."""
-    headline(f"compute-sanitizer {tool}")
+def run_sanitizers(outcome: Outcome) -> dict[str, int | None]:
+    """The errors that each tool of compute-sanitizer counted, None where it could not be run."""
     sanitizer = find_sanitizer()
     if sanitizer is None:
-        outcome.fail(f"compute-sanitizer {tool}: not found in PATH or CUDA_HOME/bin")
-        return None
+        outcome.fail("compute-sanitizer: not found in PATH or CUDA_HOME/bin")
+        return dict.fromkeys(gpu_record.SANITIZER_TOOLS)
     # Without torch's caching allocator each tensor is an allocation of its own, so that a read
     # beyond its end is seen.
-    command = [sanitizer, "--tool", tool, sys.executable, str(SANITIZER_SCRIPT)]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    output = done.stdout + done.stderr
+    cores = (os.cpu_count() or 1) // len(gpu_record.SANITIZER_TOOLS)
+    environment["OMP_NUM_THREADS"] = str(max(1, cores))
+    with tempfile.TemporaryDirectory() as scratch:
+        running = {}
+        # All at once: each takes minutes, most of them on the CPU. Each with ports of its own, by
+        # which a checker talks to what it checks.
+        for tool, port in zip(gpu_record.SANITIZER_TOOLS, itertools.count(49152, 100)):
+            command = [sanitizer, "--tool", tool, "--port", str(port)]
+            log = Path(scratch, tool)
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    [*command, sys.executable, str(SANITIZER_SCRIPT)],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            running[tool] = (process, log)
+        return {
+            tool: judge_sanitizer(tool, process.wait(), log.read_text("utf-8", "replace"), outcome)
+            for tool, (process, log) in running.items()
+        }
+
+
+def judge_sanitizer(tool: str, status: int, output: str, outcome: Outcome) -> int | None:
+    headline(f"compute-sanitizer {tool}")
     print("\n".join(output.splitlines()[-20:]), flush=True)
     summaries = SANITIZER_SUMMARY.findall(output)
     errors = sum(map(int, summaries)) if summaries else None
-    if errors == 0 and done.returncode == 0:
+    counts = outcome.by_case.setdefault(SANITIZER_CASE, Counts())
+    if errors == 0 and status == 0:
         outcome.passed += 1
+        counts.passed += 1
     else:
-        outcome.fail(f"compute-sanitizer {tool}: {errors} errors, exit status {done.returncode}")
+        outcome.fail(f"compute-sanitizer {tool}: {errors} errors, exit status {status}")
+        counts.failed += 1
     return errors
 
 
@@ -185,6 +219,7 @@ def record_of(outcome: Outcome, sanitizer: dict[str, int | None]) -> dict[str, A
         "skipped": sum(outcome.skipped.values()),
         "skip_reasons": outcome.skipped,
         "sanitizer": sanitizer,
+        "cases": cases.to_json(outcome.by_case),
     }
 
 
@@ -197,8 +232,7 @@ def main() -> None:
     outcome = Outcome()
     run_cpp_tests(folder, outcome)
     run_pytest(folder, outcome)
-    sanitizer = {tool: run_sanitizer(tool, outcome) for tool in ("memcheck", "racecheck")}
-    record = record_of(outcome, sanitizer)
+    record = record_of(outcome, run_sanitizers(outcome))
     gpu_record.write(record)
     headline(f"wrote {gpu_record.PATH.relative_to(ROOT)}")
     for name in outcome.failed:

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/silu.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -12,8 +13,8 @@
 namespace gnsilu {
 namespace {
 
-// On a CPU what its caches hold: half the time of 64 MiB at 1x128x512x512, and about PyTorch's in
-// FP32. On a GPU large enough to hide the launches.
+// On a CPU what its caches hold: half the time of 64 MiB at 1x128x512x512. On a GPU large enough to
+// hide the launches.
 constexpr int64_t kSliceBytesCpu = int64_t{4} << 20;
 constexpr int64_t kSliceBytes = int64_t{64} << 20;
 
@@ -67,9 +68,10 @@ at::Tensor normalised_in_fp64(const Call& call, const at::Tensor& x, int64_t gro
   const at::Tensor z = wide.view({x.size(0), groups, x.size(1) / groups, -1});
   const at::Tensor by_group = z.view({x.size(0), groups, -1});
   const double size = static_cast<double>(by_group.size(2));
-  // A sum and a division, since mean() multiplies by 1 / size on GPUs: a constant group has to be
-  // centred to exact zeros.
-  by_group.sub_(by_group.sum(-1, /*keepdim=*/true).div_(size));
+  // A sum and a division by a tensor on x's device: on GPUs mean() and a division by a number
+  // multiply by 1 / size, and a constant group has to be centred to exact zeros.
+  const at::Tensor divisor = at::scalar_tensor(size, by_group.options());
+  by_group.sub_(by_group.sum(-1, /*keepdim=*/true).div_(divisor));
   const at::Tensor variance =
       at::linalg_vector_norm(by_group, 2, at::IntArrayRef{-1}, /*keepdim=*/true)
           .square_()

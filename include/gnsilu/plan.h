@@ -14,7 +14,7 @@
 namespace gnsilu {
 
 enum class Route : int8_t {
-  kFallback,   // PyTorch's operators, in FP32 (FP64 for FP64 x)
+  kFallback,   // PyTorch's operators
   kThreePass,  // partial sums, centred squares, apply: x is read three times
 };
 

@@ -39,7 +39,8 @@ class Explanation:
     bytes_per_element: float
     """Moved through the GPU's memory, reads and writes together."""
     workspace_bytes: int
-    """Allocated beside the result by a fused route. (The fallback allocates FP32 copies.)"""
+    """Allocated beside the result by a fused route. (The fallback allocates wide copies of
+    slices.)"""
 
     def __str__(self) -> str:
         config = f"; {self.config}" if self.config else ""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+import case_table
 import gnsilu
 import gpu_record
 import pytest
@@ -21,6 +22,14 @@ def missing_gpu(item: pytest.Item) -> str | None:
     if item.get_closest_marker("gpu") and gpus < 1:
         return "needs a CUDA GPU: torch.cuda.is_available() is False"
     return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    case_table.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    case_table.register(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,3 +84,20 @@ def pytest_terminal_summary(
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Runs the test on the CPU and, where there is one, on a GPU."""
     return torch.device(request.param)
+
+
+def _routes() -> list[object]:
+    gpu = [
+        pytest.param(("cuda", route), id=f"cuda-{route}", marks=pytest.mark.gpu)
+        for route in ("three_pass", "fallback")
+    ]
+    return [pytest.param(("cpu", None), id="cpu"), *gpu]
+
+
+@pytest.fixture(params=_routes())
+def routed_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Runs the test on every route: the fallback on the CPU, each route forced on a GPU."""
+    device, route = request.param
+    if route is not None:
+        monkeypatch.setenv("GNSILU_ROUTE", route)
+    return torch.device(device)

@@ -301,6 +301,13 @@ def errors_of(
     return errors_of_each({"y": y}, x, num_groups, weight, bias, eps, activation)["y"]
 
 
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Also for NaNs and zeros; both contiguous."""
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(
+        a.view(torch.uint8), b.view(torch.uint8)
+    )
+
+
 def assert_exact(
     y: Tensor,
     x: Tensor,

@@ -1,5 +1,6 @@
-"""Small calls over odd shapes for NVIDIA's compute-sanitizer to watch. The checks against FP64 run
-on the CPU, so that the checker has our kernels alone to follow:
+"""Small calls over odd shapes, on every route, for NVIDIA's compute-sanitizer to watch.
+
+The checks against FP64 run on the CPU, so that the checker has the op's kernels alone to follow:
 
 compute-sanitizer --tool memcheck python tests/python/sanitizer_shapes.py
 """
@@ -7,35 +8,58 @@ compute-sanitizer --tool memcheck python tests/python/sanitizer_shapes.py
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterator
 
 import gnsilu
 import torch
 from reference import assert_exact
+from torch import Tensor
 
-SPATIAL_SIZES = (1, 2, 3, 7, 31, 33, 49, 127, 1023, 1025, 4097)
-CHANNELS_PER_GROUP = (1, 3, 4, 10)
+HALVES = (torch.bfloat16, torch.float16)
+Y_DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+# Rows that begin at every alignment; groups of one span of 4096 elements and of several.
+SPATIAL_SIZES = (1, 2, 3, 7, 31, 33, 49, 127, 200, 1000, 1023, 1025, 4097, 6141)
+CHANNELS_PER_GROUP = (1, 3, 4, 5, 6, 7, 10, 12, 20, 24, 30)
 GROUPS = 2
+
+# The fallback's kernels are PyTorch's: a few calls show that they are called with care.
+EVERY_NTH = {"three_pass": 1, "fallback": 16}
+
+
+def at_offset(values: Tensor, offset: int) -> Tensor:
+    """On the GPU, contiguous, in memory that ends with it and begins `offset` elements before."""
+    buffer = torch.cat([values.new_zeros(offset), values.reshape(-1)]).cuda()
+    return buffer[offset:].view(values.shape)
+
+
+def calls(every_nth: int) -> Iterator[None]:
+    kinds = itertools.product(HALVES, CHANNELS_PER_GROUP, SPATIAL_SIZES)
+    for number, (dtype, per_group, spatial) in enumerate(kinds):
+        if number % every_nth:
+            continue
+        channels = GROUPS * per_group
+        x = torch.randn(2, channels, spatial).to(dtype)
+        weight = torch.randn(channels).to(HALVES[number % 2])
+        bias = torch.randn(channels)
+        y_dtype = Y_DTYPES[number % 3]
+        for offset in (0, 1 + number % 7):  # aligned to 16 bytes, and to 2 only
+            y = gnsilu.group_norm_silu(
+                at_offset(x, offset),
+                GROUPS,
+                at_offset(weight, number % 3),
+                at_offset(bias, number % 5),
+                1e-5,
+                y_dtype,
+            )
+            assert_exact(y.cpu(), x, GROUPS, weight, bias)
+            yield
 
 
 def main() -> None:
-    calls = 0
-    for dtype, y_dtype in itertools.product(
-        (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float32)
-    ):
-        for spatial, per_group in itertools.product(SPATIAL_SIZES, CHANNELS_PER_GROUP):
-            channels = GROUPS * per_group
-            shape = (2, channels, spatial)
-            x = torch.randn(shape).to(dtype)
-            weight = torch.randn(channels).to(dtype)
-            for offset in (0, 1):  # aligned to 16 bytes, and to 2 only
-                buffer = torch.cat([x.new_zeros(offset), x.view(-1)]).cuda()
-                on_gpu = weight.cuda()
-                y = gnsilu.group_norm_silu(
-                    buffer[offset:].view(shape), GROUPS, on_gpu, on_gpu, 1e-5, y_dtype
-                )
-                assert_exact(y.cpu(), x, GROUPS, weight, weight)
-                calls += 1
-    print(f"{calls} calls checked")
+    for route, every_nth in EVERY_NTH.items():
+        os.environ["GNSILU_ROUTE"] = route
+        print(f"{route}: {sum(1 for _ in calls(every_nth))} calls checked", flush=True)
 
 
 if __name__ == "__main__":

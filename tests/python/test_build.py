@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,34 +15,19 @@ import gnsilu
 import pytest
 import setup_env
 import torch
+from fat_binary import device_code
+from processes import output_of, run_python
 
 PACKAGE = Path(gnsilu.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
 # Asserts that the ops work, whichever way they were loaded.
-CALL = """
+CALL = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from reference import assert_exact
 x = torch.arange(48.0).sin().view(1, 4, 3, 4).half()
-wanted = torch.nn.functional.silu(torch.nn.functional.group_norm(x.float(), 2)).half()
-got = torch.ops.gnsilu.group_norm_silu(x, 2)
-assert (got.float() - wanted.float()).abs().max() <= 2**-10, (got, wanted)
+assert_exact(torch.ops.gnsilu.group_norm_silu(x, 2), x, 2)
 """
-
-
-def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a fresh interpreter, away from the sources."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env=os.environ | environment,
-        check=False,
-    )
-
-
-def output_of(program: str, **environment: str) -> str:
-    done = run(program, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def copy_of_package(folder: Path) -> Path:
@@ -54,24 +38,24 @@ def copy_of_package(folder: Path) -> Path:
 # --- Import -----------------------------------------------------------------------------------
 
 
-def test_import_initialises_no_cuda() -> None:
+def test_case_51_import_initialises_no_cuda() -> None:
     output_of(f"import gnsilu, torch\nassert not torch.cuda.is_initialized()\n{CALL}")
 
 
-def test_import_works_without_a_gpu() -> None:
+def test_case_51_import_works_without_a_gpu() -> None:
     program = f"import gnsilu, torch\nassert not torch.cuda.is_available()\n{CALL}"
     output_of(program, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.gpu
-def test_cuda_visible_devices_may_be_set_after_import() -> None:
+def test_case_51_cuda_visible_devices_may_be_set_after_import() -> None:
     # The driver reads the variable when it is initialised: importing has not done that.
     program = "import os, gnsilu, torch\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
     assert output_of(f"{program}print(torch.cuda.is_available())") == "False"
 
 
 @pytest.mark.gpu
-def test_cuda_works_in_a_child_forked_after_import() -> None:
+def test_case_51_cuda_works_in_a_child_forked_after_import() -> None:
     output_of("""
 import os, gnsilu, torch
 child = os.fork()
@@ -106,7 +90,7 @@ print(*(name for name in set(sys.modules) - before))
     ],
     ids=["twice", "library after", "library before", "library alone"],
 )
-def test_the_ops_are_registered_however_they_are_loaded(program: str) -> None:
+def test_case_51_the_ops_are_registered_however_they_are_loaded(program: str) -> None:
     output_of(f"import sys, torch\n{program}\n{CALL}")
 
 
@@ -120,14 +104,14 @@ def test_module_and_ops_share_one_library() -> None:
 
 def test_a_missing_library_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
     shutil.rmtree(copy_of_package(tmp_path) / "lib")
-    done = run("import gnsilu", PYTHONPATH=str(tmp_path))
+    done = run_python("import gnsilu", PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
     assert re.search(r"ImportError: .*libgnsilu_ops.*pip install --no-build-isolation", done.stderr)
 
 
 def test_a_broken_library_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
     (copy_of_package(tmp_path) / "lib" / "libgnsilu_ops.so").write_bytes(b"\x7fELF, cut short")
-    done = run("import gnsilu", PYTHONPATH=str(tmp_path))
+    done = run_python("import gnsilu", PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
     assert re.search(r"ImportError: .*libgnsilu_ops.*pip install --no-build-isolation", done.stderr)
 
@@ -135,7 +119,7 @@ def test_a_broken_library_is_an_import_error_that_says_what_to_do(tmp_path: Path
 def test_another_torch_is_an_import_error_that_names_both(tmp_path: Path) -> None:
     facts = copy_of_package(tmp_path) / "_built_for.py"
     facts.write_text(facts.read_text("utf-8").replace(gnsilu.build_info().torch, "1.13.1"), "utf-8")
-    done = run("import gnsilu", PYTHONPATH=str(tmp_path))
+    done = run_python("import gnsilu", PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
     assert "built for torch 1.13.1" in done.stderr
     assert f"this is torch {torch.__version__}" in done.stderr
@@ -178,7 +162,7 @@ def test_torch_2_14_needs_cxx20() -> None:
 # --- What was built ---------------------------------------------------------------------------
 
 
-def test_build_info() -> None:
+def test_case_52_build_info() -> None:
     info = gnsilu.build_info()
     assert info.version == gnsilu.__version__ == importlib.metadata.version("gnsilu")
     assert info.torch == torch.__version__
@@ -189,7 +173,7 @@ def test_build_info() -> None:
         info.version = "2"  # type: ignore[misc]
 
 
-def test_build_info_of_the_kernels() -> None:
+def test_case_52_build_info_of_the_kernels() -> None:
     info = gnsilu.build_info()
     if not info.cuda:
         assert info.architectures == ()
@@ -206,32 +190,60 @@ def test_build_info_of_the_kernels() -> None:
     assert all(name in str(info) for name in info.architectures)
 
 
-def device_code(library: bytes) -> set[str]:
-    """What a library's fat binaries hold: "sm_90" for machine code, "compute_90" for PTX.
-
-    `cuobjdump --list-elf --list-ptx` says the same, but needs the CUDA toolkit. A fat binary is a
-    header (magic number, version, header size, size of the rest) followed by entries, each with
-    a header (kind, version, header size, payload size, ..., architecture at byte 28) of its own.
-    """
-    magic, kinds = (0xBA55ED50).to_bytes(4, "little"), {1: "compute", 2: "sm"}
-    found: set[str] = set()
-    start = library.find(magic)
-    while start >= 0:
-        _, _, header, size = struct.unpack_from("<IHHQ", library, start)
-        entry, end = start + header, start + header + size
-        while entry < end:
-            kind, _, header, size = struct.unpack_from("<HHIQ", library, entry)
-            (architecture,) = struct.unpack_from("<I", library, entry + 28)
-            found.add(f"{kinds[kind]}_{architecture}")
-            entry += header + size
-        start = library.find(magic, end)
-    return found
-
-
-def test_the_kernels_are_in_the_library() -> None:
+def test_case_52_the_kernels_are_in_the_library() -> None:
     # On a machine without a GPU as well: the build does not need one. Without CUDA, nothing.
     library = Path(gnsilu.library_path()).read_bytes()
     assert device_code(library) == set(gnsilu.build_info().architectures)
+
+
+ARCHITECTURES = """
+file(READ "${SOURCE}" text)
+string(FIND "${text}" "# --- What is built" end)
+string(SUBSTRING "${text}" 0 ${end} functions)
+cmake_language(EVAL CODE "${functions}")
+gnsilu_choose_architectures(nvcc found)
+file(WRITE "${FOUND}" "${found}")
+"""
+ALL = "75 80 86 89 90 100 120"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nvcc_has", "asked", "wanted"),
+    [
+        (None, ALL, "", "75-real;80-real;86-real;89-real;90-real;100-real;120"),
+        (None, "75 80 86 87 89 90", "", "75-real;80-real;86-real;89-real;90"),
+        (None, ALL, "7.5,9.0", "75-real;90"),
+        ("9.0", ALL, "", "90"),
+        ("12.0 7.5 12.0", ALL, "", "75-real;120"),
+        ("9.0", ALL, "100;80", "80-real;100"),
+    ],
+    ids=str,
+)
+def test_case_52_without_a_gpu_the_kernels_are_built_for_all(
+    gpus: str | None, nvcc_has: str, asked: str, wanted: str, tmp_path: Path
+) -> None:
+    """What cmake/cuda.cmake makes of the GPUs that nvidia-smi shows; asked goes before them."""
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if cmake is None:
+        pytest.skip("needs cmake")
+    listed = "\n".join(f"compute_{architecture}" for architecture in nvcc_has.split())
+    shown = "exit 9" if gpus is None else "printf '%s\\n' " + gpus
+    for name, script in (("nvcc", f"printf '%s\\n' '{listed}'"), ("nvidia-smi", shown)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "script.cmake").write_text(ARCHITECTURES)
+    settings = {
+        "SOURCE": ROOT / "cmake" / "cuda.cmake",
+        "FOUND": tmp_path / "found",
+        "GNSILU_CUDA_ARCHITECTURES": asked,
+    }
+    subprocess.run(
+        [cmake, *(f"-D{name}={value}" for name, value in settings.items()), "-P", "script.cmake"],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        cwd=tmp_path,
+        check=True,
+    )
+    assert (tmp_path / "found").read_text() == wanted
 
 
 def test_the_package_brings_headers_and_types() -> None:

@@ -7,6 +7,7 @@ import gnsilu
 import pytest
 import torch
 from gnsilu import _C, command_line
+from processes import run_python
 
 GPU = "NVIDIA [bold] Invented"  # what rich would take for markup
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_removed_is_said(run, folder):
     assert (path / "mine").exists()
 
 
-def test_without_a_place_for_the_cache(run, monkeypatch):
+def test_case_48_without_a_place_for_the_cache(run, monkeypatch):
     for name in ("GNSILU_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/dev/null")
@@ -171,8 +172,10 @@ def test_as_a_program(folder):
     )
     assert (shown.returncode, shown.stderr) == (0, "")
     assert str(folder) in shown.stdout
-    wrong = subprocess.run(
-        [sys.executable, "-m", "gnsilu", "nonsense"], capture_output=True, text=True, check=False
-    )
+    wrong = run_python("""
+import runpy, sys
+sys.argv[1:] = ["nonsense"]
+runpy.run_module("gnsilu", run_name="__main__")
+""")
     assert wrong.returncode == 2
     assert "usage: python -m gnsilu" in wrong.stderr

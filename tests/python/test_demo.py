@@ -50,7 +50,7 @@ def test_table_has_a_row_for_every_site(demo):
         assert len(rows) == SITES == len({line[:19] for line in rows})
         assert all(row.match(line) and len(line) == 80 for line in rows)
         assert any(line.startswith(" dec up 2.1 norm2 ") for line in rows)
-        assert "\n1x128x32x32, 4.2 MB moved, fallback (a)\n enc down 0.0 norm1 " in table
+        assert "\n1x128x32x32, 13.1 MB moved, fallback (a)\n enc down 0.0 norm1 " in table
         assert f"\n(a) fallback: x is not on a CUDA device ({SITES} sites)\n" in table
     assert "attention" not in printed  # its GroupNorm feeds no SiLU
 
@@ -93,9 +93,7 @@ def test_json_says_what_was_found(demo):
         name = f"{site['name']} {site['dtype']}"
         elements = site["shape"][0] * site["shape"][1] * site["shape"][2] * site["shape"][3]
         assert site["error"]["elements"] == elements, name
-        # The fallback is PyTorch's own arithmetic: where that is outside, gnsilu is not further.
-        allowed = max(1, site["error_pytorch"]["max_of_bound"])
-        assert site["error"]["max_of_bound"] <= allowed, name
+        assert site["error"]["max_of_bound"] <= 1, name
         assert site["error"]["mismatched_nonfinite"] == 0, name
         # A few elements may fall to the other side of a tie, however small the activation is.
         limit = max(4, (1e-4 if site["dtype"] == "bfloat16" else 1e-3) * elements)

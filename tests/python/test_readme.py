@@ -1,4 +1,4 @@
-"""What the README shows runs."""
+"""What the README shows runs, and its figures are those that were measured."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def test_python_example_runs():
     names: dict[str, object] = {}
     exec(code, names)
     assert isinstance(names["y"], torch.Tensor) and names["y"].dtype == torch.float16
+
+
+def test_tables_are_those_of_the_figures_that_they_name(monkeypatch):
+    monkeypatch.syspath_prepend(str(README.parent / "benchmarks"))
+    import readme_tables
+
+    assert readme_tables.stale() == []
 
 
 def test_environment_variables_are_those_that_are_read():

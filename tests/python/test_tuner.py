@@ -3,17 +3,26 @@
 import fcntl
 import math
 import threading
+import time
 
 import pytest
 from gnsilu import _C
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-DEVICE = _C.Device(
-    name="NVIDIA Invented",
-    sm_count=132,
-    capability_major=9,
-    capability_minor=0,
-    driver_version=13000,
-)
+
+def device(sm_count=132, capability=(9, 0)):
+    major, minor = capability
+    return _C.Device(
+        name="NVIDIA Invented",
+        sm_count=sm_count,
+        capability_major=major,
+        capability_minor=minor,
+        driver_version=13000,
+    )
+
+
+DEVICE = device()
 THREE_PASS = _C.Route.three_pass
 CANDIDATES = _C.candidates(THREE_PASS)
 
@@ -104,29 +113,125 @@ def test_the_fastest_is_remembered(tmp_path, warnings):
     assert warnings == []
 
 
-@pytest.mark.parametrize("time", [None, math.nan, math.inf, 0.0, -1.0])
-def test_candidates_without_a_usable_time_are_passed_over(time, tmp_path, warnings):
+# --- Bad candidates ---------------------------------------------------------------------------
+
+NO_TIME = [None, math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0]
+
+
+@pytest.mark.parametrize("bad", NO_TIME)
+@pytest.mark.parametrize("good", range(len(CANDIDATES)))
+def test_case_50_candidates_without_a_usable_time_are_passed_over(good, bad, tmp_path, warnings):
     tuner = _C.Tuner(tmp_path, warnings.append)
-    good = CANDIDATES[3]
-    assert tuner.tune(key(8), lambda config: 5.0 if config == good else time) == good
-    assert tuner.tune(key(4), lambda config: time) == CANDIDATES[0]
-    stored = _C.read_tuner_file(_C.tuner_file_path(tmp_path, DEVICE.name)).entries
-    assert [entry.key for entry in stored] == [key(8)]
+    fastest = CANDIDATES[good]
+    assert tuner.tune(key(), lambda config: 5.0 if config == fastest else bad) == fastest
+    assert tuner.find(key()) == fastest
+    assert _C.Tuner(tmp_path, warnings.append).find(key()) == fastest
     assert warnings == []
 
 
-def test_an_exception_of_the_timer_comes_back_as_it_is(tmp_path, warnings):
+@pytest.mark.parametrize("bad", NO_TIME)
+def test_case_50_all_candidates_without_a_usable_time(bad, tmp_path, warnings):
+    """The default, timed once in this process; the next one may have more luck."""
+    tuner = _C.Tuner(tmp_path, warnings.append)
+    timed = []
+    for _ in range(2):
+        assert tuner.tune(key(), lambda config: timed.append(config) or bad) == CANDIDATES[0]
+    assert timed == CANDIDATES
+    assert list(tmp_path.iterdir()) == []
+    assert _C.Tuner(tmp_path, warnings.append).tune(key(), last_is_fastest) == CANDIDATES[-1]
+    assert warnings == []
+
+
+@pytest.mark.parametrize("raising", range(len(CANDIDATES)))
+def test_case_50_an_exception_of_the_timer_comes_back_as_it_is(raising, tmp_path, warnings):
+    """It stands for an error of the device, which stays: no candidate after it is begun."""
+
     class StickyError(Exception):
         pass
 
-    def raising(config):
-        raise StickyError(config.threads)
+    timed = []
+
+    def timer(config):
+        timed.append(config)
+        if config == CANDIDATES[raising]:
+            raise StickyError(config.threads)
+        return 1.0
 
     tuner = _C.Tuner(tmp_path, warnings.append)
     with pytest.raises(StickyError):
-        tuner.tune(key(), raising)
+        tuner.tune(key(), timer)
+    assert timed == CANDIDATES[: raising + 1]
     assert tuner.find(key()) is None
+    assert list(tmp_path.iterdir()) == []
     assert tuner.tune(key(), last_is_fastest) == CANDIDATES[-1]
+
+
+@pytest.mark.parametrize("slow", range(len(CANDIDATES)))
+def test_case_50_no_candidate_is_begun_once_the_budget_is_spent(slow, tmp_path, warnings):
+    """One that hangs cannot be stopped; one that returns, however late, is the last."""
+    tuner = _C.Tuner(tmp_path, warnings.append)
+    timed = []
+
+    def timer(config):
+        timed.append(config)
+        if config == CANDIDATES[slow]:
+            time.sleep(0.06)
+        return 1000.0 - len(timed)
+
+    assert tuner.tune(key(), timer, budget_seconds=0.05) == timed[-1]
+    # Fewer on a machine that is so busy that the quick ones take the whole budget.
+    assert timed == CANDIDATES[: len(timed)]
+    assert 1 <= len(timed) <= slow + 1
+    assert tuner.find(key()) == timed[-1]
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
+def test_case_50_no_time_at_all(budget, tmp_path, warnings):
+    tuner = _C.Tuner(tmp_path, warnings.append)
+    assert tuner.tune(key(), pytest.fail, budget_seconds=budget) == CANDIDATES[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+SIZES = st.sampled_from([1, 2, 3, 7, 8, 31, 33, 49, 127, 4096, 4097, 65537, 2**20, 2**24 + 1])
+
+
+@settings(deadline=None)
+@given(
+    samples=st.sampled_from([1, 2, 3, 33, 65537]),
+    num_groups=st.sampled_from([1, 2, 3, 32, 70000]),
+    channels_per_group=st.integers(1, 40),
+    spatial_size=SIZES,
+)
+def test_case_50_no_grid_of_0_on_1_to_188_multiprocessors(
+    samples, num_groups, channels_per_group, spatial_size
+):
+    """The kernels count their blocks by groups and spans: none of them may be 0 on any GPU."""
+    asked = problem(
+        samples=samples,
+        channels=num_groups * channels_per_group,
+        num_groups=num_groups,
+        spatial_size=spatial_size,
+    )
+    group = channels_per_group * spatial_size
+    for sm_count in range(1, 189):
+        for capability in ((7, 5), (9, 0), (12, 0)):
+            plan = _C.choose(asked, device(sm_count, capability))
+            spans = plan.spans
+            assert plan.route == THREE_PASS
+            assert 1 <= plan.groups_per_launch <= samples * num_groups
+            assert (spans.count - 1) * spans.size < group <= spans.count * spans.size
+            assert 0 <= plan.workspace_bytes <= 1 << 20
+            assert plan.config in CANDIDATES
+
+
+def test_case_50_every_candidate_has_whole_warps():
+    for config in CANDIDATES:
+        assert 32 <= config.threads <= 1024
+        assert config.threads % 32 == 0
+        assert config.vectors_in_flight >= 1
+
+
+# --- Memory, threads --------------------------------------------------------------------------
 
 
 def test_memory_only(warnings):

@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
+from gnsilu import _C
+from processes import run_python
 
 pytestmark = pytest.mark.gpu
 
 CALL = """
-    import json, sys, torch, gnsilu
+    import json, torch, gnsilu
+    from dataclasses import asdict
+    torch.manual_seed(0)
     x = torch.randn({shape}, device="cuda").to(torch.bfloat16)
     version = x._version
     before = gnsilu.explain(x, {groups}).config
     {setup}
     y = gnsilu.group_norm_silu(x, {groups})
     torch.cuda.synchronize()
-    from dataclasses import asdict
     assert x._version == version
     after = gnsilu.explain(x, {groups}).config
     print(json.dumps([asdict(before), asdict(after), y.float().sum().item()]))
 """
 DEFAULT = {"threads": 128, "vectors_in_flight": 8}
-
-
 SHAPE = (1, 64, 700, 700)
+WARNING = "gnsilu: launch tuner: "
 
 
 def call(
     folder: Path, setup: str = "", shape=SHAPE, groups: int = 32, **environment: str
 ) -> tuple[list, str]:
     code = textwrap.dedent(CALL).format(setup=setup, shape=shape, groups=groups)
-    result = subprocess.run(
-        [sys.executable, "-c", "import torch; torch.manual_seed(0)\n" + code],
-        env={**os.environ, "GNSILU_CACHE_DIR": str(folder), **environment},
-        text=True,
-        capture_output=True,
-        check=True,
-    )
+    result = run_python(code, GNSILU_CACHE_DIR=str(folder), **environment)
+    assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1]), result.stderr
 
 
@@ -52,15 +47,40 @@ def entries(folder: Path) -> list[dict]:
     return json.loads(files[0].read_text())["entries"] if files else []
 
 
-def test_tunes_once_and_the_second_process_reads_it(tmp_path):
-    (before, after, total), _ = call(tmp_path)
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory) -> tuple[Path, list]:
+    """A folder that one process has tuned into, and what that process saw."""
+    folder = tmp_path_factory.mktemp("tuned")
+    return folder, call(folder)[0]
+
+
+def test_tunes_and_stores_what_it_found(tuned):
+    folder, (before, after, _) = tuned
     assert before == DEFAULT
-    (stored,) = entries(tmp_path)
+    (stored,) = entries(folder)
     assert stored["config"] == after and stored["microseconds"] > 0
     assert stored["channels_per_group"] == 2 and stored["x_dtype"] == "bfloat16"
-    (found, _, same_total), _ = call(tmp_path)
+
+
+def test_case_49_the_second_process_does_not_tune(tuned):
+    folder, (_, after, total) = tuned
+    stored = entries(folder)
+    (found, _, same_total), stderr = call(folder)
     assert found == after and same_total == total
-    assert entries(tmp_path) == [stored]  # no tuning, or the time would differ
+    assert entries(folder) == stored  # no tuning, or the time would differ
+    assert WARNING not in stderr
+
+
+def test_case_49_timings_under_another_driver_are_not_used(tuned, tmp_path):
+    (path,) = tuned[0].glob("*.json")
+    document = json.loads(path.read_text())
+    document["entries"][0]["driver_version"] += 10
+    document["entries"][0]["config"] = {"threads": 256, "vectors_in_flight": 4}
+    (tmp_path / path.name).write_text(json.dumps(document))
+    (before, _, total), stderr = call(tmp_path)
+    assert before == DEFAULT and total == tuned[1][2]
+    assert WARNING not in stderr
+    assert len(entries(tmp_path)) == 2
 
 
 def test_tunes_on_a_slice_of_large_activations(tmp_path):
@@ -85,14 +105,9 @@ ONLY_THE_RESULT_FITS = """
 """
 
 
-def test_tuning_takes_no_memory_of_its_own(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ONLY_THE_RESULT_FITS)],
-        env={**os.environ, "GNSILU_CACHE_DIR": str(tmp_path)},
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+def test_case_42_tuning_takes_no_memory_of_its_own(tmp_path):
+    program = textwrap.dedent(ONLY_THE_RESULT_FITS)
+    result = run_python(program, GNSILU_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0 and result.stdout.split() == ["True"], result.stderr
     assert len(entries(tmp_path)) == 1
 
@@ -104,6 +119,7 @@ def test_tuning_takes_no_memory_of_its_own(tmp_path):
         ("torch.use_deterministic_algorithms(True)", {}),
         ("x = x[:, :, :64].contiguous()", {}),  # below 32 MiB
     ],
+    ids=["switched off", "deterministic", "small"],
 )
 def test_default_configuration_where_tuning_is_off(setup, environment, tmp_path):
     (_, after, _), _ = call(tmp_path, setup, **environment)
@@ -111,7 +127,7 @@ def test_default_configuration_where_tuning_is_off(setup, environment, tmp_path)
     assert entries(tmp_path) == []
 
 
-def test_nothing_is_tuned_under_capture(tmp_path):
+def test_case_38_nothing_is_tuned_under_capture(tmp_path):
     setup = textwrap.dedent("""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -119,44 +135,53 @@ def test_nothing_is_tuned_under_capture(tmp_path):
         assert asdict(gnsilu.explain(x, 32).config) == {"threads": 128, "vectors_in_flight": 8}
         raise SystemExit(print(json.dumps([0, 0, 0])))
     """)
-    setup = "from dataclasses import asdict\n" + setup
-    code = textwrap.dedent(CALL).format(setup=setup, shape=SHAPE, groups=32)
-    subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "GNSILU_CACHE_DIR": str(tmp_path)},
-        check=True,
-    )
+    call(tmp_path, setup)
     assert entries(tmp_path) == []
 
 
-def spoil(path: Path, how: str) -> None:
-    text = path.read_text()
-    if how == "corrupt":
-        path.write_text(text[: len(text) // 2])
-    elif how == "foreign":
-        path.write_text(text.replace("NVIDIA", "Other"))
-    elif how == "not a candidate":
-        document = json.loads(text)
-        document["entries"][0]["config"]["threads"] = 3
-        path.write_text(json.dumps(document))
+# --- Files that are of no use -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["corrupt", "foreign", "not a candidate"])
-def test_spoilt_file_gives_one_warning_and_the_right_result(how, tmp_path):
-    (_, _, total), _ = call(tmp_path)
-    (path,) = tmp_path.glob("*.json")
-    spoil(path, how)
-    (before, _, again), stderr = call(tmp_path)
-    assert before == DEFAULT and again == total
-    assert stderr.count(path.name) == 1, stderr
-    assert len(entries(tmp_path)) == 1  # healed
-    assert call(tmp_path)[1].count(path.name) == 0
+def half_written(text: str) -> str:
+    return text[: len(text) // 2]
 
 
-def test_unwritable_folder_gives_one_warning_and_the_right_result(tmp_path):
-    (_, _, total), _ = call(tmp_path)
+def block_size_of_3(text: str) -> str:
+    document = json.loads(text)
+    document["entries"][0]["config"]["threads"] = 3
+    return json.dumps(document)
+
+
+def of_another_gpu(text: str) -> str:
+    document = json.loads(text)
+    document["gpu"] = "Other"
+    return json.dumps(document)
+
+
+def assert_heals(tuned, folder: Path, spoil) -> None:
+    """One warning, the default, the right result; and a good file afterwards."""
+    (path,) = tuned[0].glob("*.json")
+    spoilt = folder / path.name
+    spoilt.write_text(spoil(path.read_text()))
+    (before, _, total), stderr = call(folder)
+    assert before == DEFAULT and total == tuned[1][2]
+    assert stderr.count(WARNING) == stderr.count(path.name) == 1, stderr
+    assert len(entries(folder)) == 1
+    assert _C.read_tuner_file(spoilt, torch.cuda.get_device_name()).fault == ""
+
+
+@pytest.mark.parametrize("spoil", [half_written, block_size_of_3])
+def test_case_47_spoilt_file_gives_one_warning_and_the_right_result(tuned, spoil, tmp_path):
+    assert_heals(tuned, tmp_path, spoil)
+
+
+def test_case_49_file_of_another_gpu_gives_one_warning_and_the_right_result(tuned, tmp_path):
+    assert_heals(tuned, tmp_path, of_another_gpu)
+
+
+def test_case_48_unwritable_folder_gives_one_warning_and_the_right_result(tuned, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     (_, _, again), stderr = call(blocked / "folder")
-    assert again == total
-    assert stderr.count("Warning") == 1, stderr
+    assert again == tuned[1][2]
+    assert stderr.count(WARNING) == 1, stderr
