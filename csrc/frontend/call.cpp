@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -44,7 +45,9 @@ void check_parameter(const Call& call, const char* argument,
 }
 
 bool flows(const at::Tensor& tensor) {
-  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(0).defined();
+  // Inference mode leaves grad mode as it is, and autograd out.
+  const bool grad_mode = at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+  return (grad_mode && tensor.requires_grad()) || tensor._fw_grad(0).defined();
 }
 
 bool flows(const std::optional<at::Tensor>& tensor) {

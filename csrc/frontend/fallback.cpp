@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace gnsilu {
 namespace {
@@ -92,13 +93,30 @@ at::Tensor normalised(const Call& call, const at::Tensor& x, int64_t groups, con
                         /*cudnn_enabled=*/false);
 }
 
+// An empty x, with zero gradients for weight and bias: group_norm's are NaN.
+at::Tensor affine_of_nothing(at::Tensor x, const std::optional<at::Tensor>& weight,
+                             const std::optional<at::Tensor>& bias) {
+  std::vector<int64_t> per_channel(static_cast<size_t>(x.dim()), 1);
+  per_channel[1] = -1;
+  if (x.sym_size(1) == 0) per_channel[1] = 0;
+  if (weight) x = x.mul(weight->view(per_channel));
+  if (bias) x = x.add(bias->view(per_channel));
+  return x;
+}
+
 }  // namespace
 
 at::Tensor decomposed(const Call& call) {
   const WithoutAutocast without_autocast;
   const at::ScalarType type = compute_dtype(call);
-  at::Tensor y = at::group_norm(call.x.to(type), call.num_groups, as_type(call.weight, type),
-                                as_type(call.bias, type), call.eps, /*cudnn_enabled=*/false);
+  const std::optional<at::Tensor> weight = as_type(call.weight, type);
+  const std::optional<at::Tensor> bias = as_type(call.bias, type);
+  at::Tensor y = call.x.to(type);
+  if (call.x.sym_numel() == 0) {
+    y = affine_of_nothing(y, weight, bias);
+  } else {
+    y = at::group_norm(y, call.num_groups, weight, bias, call.eps, /*cudnn_enabled=*/false);
+  }
   if (call.activation == Activation::kSilu) y = at::silu(y);
   return y.to(call.result_dtype());
 }

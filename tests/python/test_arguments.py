@@ -2,26 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import gnsilu
 import numpy
 import pytest
 import torch
 
 DEVICES = ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)]
+FUNCTIONS = (gnsilu.group_norm_silu, gnsilu.group_norm)
+
+
+def assert_refused(message: str, x: torch.Tensor, **arguments: object) -> None:
+    """By both functions, with and without autograd; and the next good call is served."""
+    for function in FUNCTIONS:
+        for context in (contextlib.nullcontext(), torch.inference_mode()):
+            with context, pytest.raises(RuntimeError, match=message) as raised:
+                function(x, **arguments)
+            assert f"{function.__name__}: " in str(raised.value)
+    with pytest.raises(RuntimeError, match=message):
+        gnsilu.explain(x, **arguments)
+    good = torch.ones(1, 2, 3, device=x.device)
+    assert gnsilu.group_norm_silu(good, 1).shape == good.shape
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_case_22_groups_that_do_not_divide_are_named(where):
+    for channels in (1, 30, 128):
+        x = torch.zeros(2, channels, 4, 4, dtype=torch.bfloat16, device=where)
+        some = {0, -1, -32, -(2**31), -(2**63), 7, 129, 2**31, 2**32 + 1, 2**63 - 1}
+        for groups in sorted(some | set(range(-3, channels + 3))):
+            if groups >= 1 and channels % groups == 0:
+                continue
+            assert_refused(
+                rf"num_groups is {groups}, x has {channels} channels;", x, num_groups=groups
+            )
+    with pytest.raises(ValueError, match="num_groups is 9223372036854775808; a 64-bit number"):
+        gnsilu.group_norm_silu(x, 2**63)
+
+
+@pytest.mark.parametrize("other", [None, "right"])
+@pytest.mark.parametrize("argument", ["weight", "bias"])
+@pytest.mark.parametrize("where", DEVICES)
+def test_case_23_parameters_of_another_shape_are_named(where, argument, other):
+    x = torch.zeros(2, 128, 4, 4, dtype=torch.bfloat16, device=where)
+    arguments = {"weight": None, "bias": None}
+    if other == "right":  # the other one is as it should be
+        arguments = dict.fromkeys(arguments, torch.ones(128, device=where))
+    for shape in ((129,), (127,), (1,), (0,), (64,), (), (128, 1), (1, 128), (1, 128, 1, 1)):
+        for dtype in (torch.float32, torch.bfloat16):
+            arguments[argument] = torch.zeros(shape, dtype=dtype, device=where)
+            shown = ", ".join(map(str, shape))
+            message = (
+                rf"{argument} has shape \[{shown}\].* 128 channels of x is wanted, shape \[128\]"
+            )
+            assert_refused(message, x, num_groups=32, **arguments)
+
+
+@pytest.mark.parametrize("argument", ["weight", "bias"])
+@pytest.mark.parametrize(
+    ("x_device", "other"),
+    [
+        ("cpu", "meta"),
+        ("meta", "cpu"),
+        pytest.param("cuda", "cpu", marks=pytest.mark.gpu),
+        pytest.param("cuda", "meta", marks=pytest.mark.gpu),
+        pytest.param("cpu", "cuda", marks=pytest.mark.gpu),
+        pytest.param("cuda:1", "cuda:0", marks=pytest.mark.two_gpus),
+    ],
+)
+def test_case_23_parameters_on_another_device_are_named(argument, x_device, other):
+    x = torch.zeros(1, 8, 4, 4, dtype=torch.bfloat16, device=x_device)
+    parameter = torch.zeros(8, device=other)
+    message = f"{argument} is on {other}.*x on {x_device}"
+    with pytest.raises(RuntimeError, match=message):
+        gnsilu.group_norm_silu(x, 4, **{argument: parameter})
+    with pytest.raises(RuntimeError, match=message):
+        gnsilu.group_norm_silu(x, 4, **{argument: parameter.requires_grad_()})
+
+
 BAD = {
-    "rank 1": ({"x": (16,)}, "x has 1 dimensions"),
-    "rank 0": ({"x": ()}, "x has 0 dimensions"),
-    "no groups": ({"num_groups": 0}, "num_groups is 0, x has 128 channels"),
-    "-1 groups": ({"num_groups": -1}, "num_groups is -1, x has 128 channels"),
-    "-32 groups": ({"num_groups": -32}, "num_groups is -32, x has 128 channels"),
-    "7 groups": ({"num_groups": 7}, "num_groups is 7, x has 128 channels"),
-    "129 groups": ({"num_groups": 129}, "num_groups is 129, x has 128 channels"),
-    "long weight": ({"weight": (129,)}, r"weight has shape \[129\].*128 channels"),
-    "short weight": ({"weight": (127,)}, r"weight has shape \[127\]"),
-    "weight of one": ({"weight": (1,)}, r"weight has shape \[1\]"),
-    "2-D weight": ({"weight": (128, 1)}, r"weight has shape \[128, 1\]"),
-    "0-D weight": ({"weight": ()}, r"weight has shape \[\]"),
-    "bias without weight": ({"bias": (3,)}, r"bias has shape \[3\]"),
     "negative eps": ({"eps": -1e-5}, "eps is -1e-05"),
     "infinite eps": ({"eps": float("inf")}, "eps is inf"),
     "NaN eps": ({"eps": float("nan")}, "eps is nan"),
@@ -32,44 +92,20 @@ BAD = {
     "boolean x": ({"x_dtype": torch.bool}, "x is Bool"),
     "complex x": ({"x_dtype": torch.complex64}, "x is a complex tensor"),
     "8-bit x": ({"x_dtype": torch.float8_e4m3fn}, "x is Float8"),
-    "integer weight": ({"weight": (128,), "weight_dtype": torch.int32}, "weight is Int"),
+    "integer weight": ({"weight_dtype": torch.int32}, "weight is Int"),
 }
 
 
-@pytest.mark.parametrize("name", ["group_norm_silu", "group_norm"])
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize("bad", BAD)
-def test_bad_arguments_are_named(bad, where, name):
+def test_bad_arguments_are_named(bad, where):
     change, message = BAD[bad]
-    arguments = {"x": (2, 128, 4, 4), "num_groups": 32, **change}
-    x = torch.zeros(arguments.pop("x"), device=where)
-    x = x.to(arguments.pop("x_dtype", torch.bfloat16))
-    weight_dtype = arguments.pop("weight_dtype", torch.float32)
-    for parameter in ("weight", "bias"):
-        if parameter in arguments:
-            shape = arguments[parameter]
-            arguments[parameter] = torch.zeros(shape, dtype=weight_dtype, device=where)
-    with pytest.raises(RuntimeError, match=message) as raised:
-        getattr(gnsilu, name)(x, **arguments)
-    assert f"{name}: " in str(raised.value)
-    with torch.inference_mode(), pytest.raises(RuntimeError, match=message):
-        getattr(gnsilu, name)(x, **arguments)
-
-
-@pytest.mark.parametrize("argument", ["weight", "bias"])
-@pytest.mark.parametrize(
-    ("x_device", "other"),
-    [
-        ("cpu", "meta"),
-        pytest.param("cuda", "cpu", marks=pytest.mark.gpu),
-        pytest.param("cpu", "cuda", marks=pytest.mark.gpu),
-    ],
-)
-def test_parameters_on_another_device_are_named(argument, x_device, other):
-    x = torch.zeros(1, 8, 4, 4, device=x_device)
-    parameter = torch.zeros(8, device=other)
-    with pytest.raises(RuntimeError, match=f"{argument} is on {other}.*x on {x_device}"):
-        gnsilu.group_norm_silu(x, 4, **{argument: parameter})
+    arguments = {"num_groups": 32, **change}
+    x = torch.zeros(2, 128, 4, 4, device=where).to(arguments.pop("x_dtype", torch.bfloat16))
+    if "weight_dtype" in arguments:
+        dtype = arguments.pop("weight_dtype")
+        arguments["weight"] = torch.zeros(128, dtype=dtype, device=where)
+    assert_refused(message, x, **arguments)
 
 
 UNUSUAL = {
@@ -137,33 +173,101 @@ def test_wrong_python_types_are_type_errors(arguments, message):
             function(**arguments)
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [4, 4.0, numpy.int64(4), numpy.float32(4), torch.tensor(4), torch.tensor(4.0)],
-    ids=repr,
-)
-@pytest.mark.parametrize("eps", [1e-3, numpy.float64(1e-3), torch.tensor(1e-3, dtype=torch.double)])
-def test_whole_numbers_of_other_types(groups, eps):
-    x = torch.randn(2, 8, 5, 5).to(torch.bfloat16)
-    want = gnsilu.group_norm_silu(x, 4, eps=1e-3)
-    assert torch.equal(gnsilu.group_norm_silu(x, groups, eps=eps), want)
+# --- numbers of other types ---------------------------------------------------------------------
 
 
-def test_true_is_one_group_and_one_is_an_eps():
-    x = torch.randn(2, 8, 5, 5).to(torch.bfloat16)
-    want = gnsilu.group_norm_silu(x, 1, eps=1.0)
-    assert torch.equal(gnsilu.group_norm_silu(x, True, eps=1), want)
+def numbers(value: float) -> dict[str, object]:
+    """What callers have at hand in place of a plain number."""
+    numbers = {
+        "float": float(value),
+        "numpy float64": numpy.float64(value),
+        "numpy float32": numpy.float32(value),
+        "numpy float16": numpy.float16(value),
+        "numpy 0-d array": numpy.array(value),
+        "0-d float64": torch.tensor(value, dtype=torch.float64),
+        "0-d float32": torch.tensor(value),
+        "0-d bfloat16": torch.tensor(value, dtype=torch.bfloat16),
+    }
+    if value == int(value):
+        numbers |= {
+            "int": int(value),
+            "numpy int64": numpy.int64(value),
+            "numpy uint8": numpy.uint8(value),
+            "0-d int64": torch.tensor(int(value)),
+            "0-d uint8": torch.tensor(int(value), dtype=torch.uint8),
+        }
+    if value == 1:
+        numbers |= {"True": True, "numpy True": numpy.True_, "0-d True": torch.tensor(True)}
+    return numbers
 
 
-def test_default_dtype_and_device_do_not_enter(device):
-    x = torch.randn(2, 8, 5, 5, device=device).to(torch.bfloat16)
-    want = gnsilu.group_norm_silu(x, 4)
-    default = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.bfloat16)
-        torch.set_default_device("meta")
-        assert torch.equal(gnsilu.group_norm_silu(x, 4), want)
-        assert torch.get_default_dtype() == torch.bfloat16
-    finally:
-        torch.set_default_dtype(default)
-        torch.set_default_device(None)
+# Powers of two: the same number in every type.
+NUM_GROUPS, EPS = (1, 4, 32), (1, 2.0**-10, 0)
+
+
+def call(x: torch.Tensor, num_groups: object, eps: object) -> torch.Tensor:
+    return gnsilu.group_norm_silu(x, num_groups, eps=eps)
+
+
+def example() -> torch.Tensor:
+    torch.manual_seed(5)
+    return (torch.randn(2, 32, 5, 5) / 32).to(torch.bfloat16)
+
+
+def test_case_36_numbers_of_other_types():
+    x = example()
+    for value in NUM_GROUPS:
+        want = call(x, value, 1e-5)
+        for number in numbers(value).values():
+            assert torch.equal(call(x, number, 1e-5), want)
+            assert gnsilu.explain(x, number) == gnsilu.explain(x, value)
+            assert gnsilu.GroupNormSiLU(number, 32).num_groups == value
+    for value in EPS:
+        want = call(x, 4, float(value))
+        for number in numbers(value).values():
+            assert torch.equal(call(x, 4, number), want)
+            assert gnsilu.GroupNormSiLU(4, 32, number).eps == value
+
+
+# Each compilation takes a while: one of each sort.
+SORTS = ("int64", "float32", "float64", "True")
+COMPILED = ["int", "float", "True", *(f"{of} {sort}" for of in ("numpy", "0-d") for sort in SORTS)]
+
+
+def compiled(fullgraph: bool, backend: str):
+    torch._dynamo.reset()
+    return torch.compile(call, fullgraph=fullgraph, backend=backend)
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_case_36_compiled(kind):
+    x = example()
+    function = compiled(fullgraph=False, backend="eager")
+    for num_groups, eps in ((4, 1), (1, 4), (1, 1)):  # the second by what was made for the first
+        if kind in numbers(num_groups) and kind in numbers(eps):
+            y = function(x, numbers(num_groups)[kind], numbers(eps)[kind])
+            assert torch.equal(y, call(x, num_groups, float(eps)))
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_case_36_compiled_without_graph_breaks(kind):
+    """Plain numbers give the same answer. Dynamo takes the others for tensors: it may refuse a
+    number that it would know at run time only, by name."""
+
+    def check(name: str, function, arguments: tuple[object, object], want: torch.Tensor) -> None:
+        try:
+            y = function(x, *arguments)
+        except RuntimeError as error:
+            assert kind not in ("int", "float", "True") and name in str(error)
+        else:
+            assert torch.equal(y, want)
+
+    x = example()
+    function = compiled(fullgraph=True, backend="aot_eager")
+    for value in NUM_GROUPS:
+        if kind in numbers(value):
+            check("num_groups", function, (numbers(value)[kind], 1e-5), call(x, value, 1e-5))
+    function = compiled(fullgraph=True, backend="aot_eager")
+    for value in EPS:
+        if kind in numbers(value):
+            check("eps", function, (4, numbers(value)[kind]), call(x, 4, float(value)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
+import math
 import pickle
 
 import gnsilu
@@ -42,36 +44,72 @@ def test_result_dtype(device):
         assert module(x).dtype == (dtype or BF16)
 
 
-def test_copies_and_pickles(device):
-    module = gnsilu.GroupNormSiLU(4, 16, dtype=torch.float16).to(device)
+def result_of(module: nn.Module, device: torch.device) -> str:
+    """Digest of the module's result; on a GPU for an x so large that the call is tuned."""
+    shape = (1, 16, 1100, 1000) if device.type == "cuda" else (2, 16, 33, 129)
+    x = torch.arange(math.prod(shape), device=device).remainder(251).to(BF16).view(shape)
+    with torch.no_grad():
+        y = module(x)
+    assert y.dtype == torch.float16
+    return hashlib.sha256(y.cpu().view(torch.int16).numpy().tobytes()).hexdigest()
+
+
+def module_that_has_called(device: torch.device) -> tuple[gnsilu.GroupNormSiLU, str]:
+    torch.manual_seed(2)
+    module = gnsilu.GroupNormSiLU(4, 16, eps=1e-3, dtype=torch.float16)
     nn.init.normal_(module.weight)
-    x = torch.randn(2, 16, 33, 129, device=device).to(BF16)
-    want = module(x)
-    saved = io.BytesIO()
-    torch.save(module, saved)
-    saved.seek(0)
-    for other in (
-        copy.deepcopy(module),
-        pickle.loads(pickle.dumps(module)),
-        torch.load(saved, weights_only=False),
-    ):
-        assert torch.equal(other(x), want)
+    nn.init.normal_(module.bias)
+    module.to(device)
+    return module, result_of(module, device)
 
 
-def run_in_child(module, x, results):
-    results.put(module(x).tolist())
+def saved_and_loaded(module: nn.Module, **options: object) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False, **options)
 
 
-def test_spawned_process():
-    module = gnsilu.GroupNormSiLU(4, 16, dtype=torch.float16)
-    nn.init.normal_(module.weight)
-    x = torch.randn(2, 16, 9, 9).to(BF16)
-    want = module(x).detach()
+def test_case_37_copies(device):
+    module, want = module_that_has_called(device)
+    for other in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other) is gnsilu.GroupNormSiLU and repr(other) == repr(module)
+        assert result_of(other, device) == want
+    other = copy.deepcopy(module)
+    nn.init.zeros_(other.weight)
+    assert result_of(other, device) != want  # the copy's parameters are its own
+    assert result_of(module, device) == want
+
+
+def test_case_37_torch_save(device):
+    module, want = module_that_has_called(device)
+    assert result_of(saved_and_loaded(module), device) == want
+    on_cpu = saved_and_loaded(module, map_location="cpu")
+    assert result_of(on_cpu.to(device), device) == want
+    state = io.BytesIO()
+    torch.save(module.state_dict(), state)
+    state.seek(0)
+    other = gnsilu.GroupNormSiLU(4, 16, eps=1e-3, dtype=torch.float16, device=device)
+    other.load_state_dict(torch.load(state, weights_only=True))
+    assert result_of(other, device) == want
+
+
+def send_results(module: nn.Module, devices: list[torch.device], results: object) -> None:
+    results.put([result_of(module.to(device), device) for device in devices])
+
+
+def test_case_37_spawned_process():
+    """One child for the CPU and, where there is one, a GPU: starting it is what takes long."""
+    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    devices = [torch.device(name) for name in names]
+    want = [module_that_has_called(device)[1] for device in devices]
+    module, _ = module_that_has_called(devices[-1])
     context = torch.multiprocessing.get_context("spawn")
     results = context.Queue()
-    child = context.Process(target=run_in_child, args=(module.requires_grad_(False), x, results))
+    module.cpu().requires_grad_(False)  # autograd's leaves are not sent
+    child = context.Process(target=send_results, args=(module, devices, results))
     child.start()
-    assert results.get(timeout=120) == want.tolist()
+    assert results.get(timeout=120) == want
     child.join()
     assert child.exitcode == 0
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import gnsilu
 import pytest
 import torch
+from inputs import BF16, random_x
+from processes import run_python
+from reference import assert_exact
 from torch import Tensor
-
-BF16 = torch.bfloat16
 
 
 class Scripted(torch.nn.Module):
@@ -41,18 +42,35 @@ class Traced(torch.nn.Module):
 
 
 def example(device: torch.device) -> Tensor:
-    torch.manual_seed(3)
-    return torch.randn(2, 8, 9, 7, device=device).to(BF16)
+    return random_x((2, 8, 9, 7), BF16, device)
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(p.dtype == q.dtype and torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
+def test_case_35_every_form_of_the_call_is_exact(device):
+    module = Scripted().to(device)
+    x, w, b = example(device), module.weight, module.bias
+    wanted = [
+        (torch.float16, (4, w, b, 1e-6)),
+        (BF16, (4, w, b, 1e-6)),
+        (BF16, (4, w)),
+        (BF16, (2, None, b, 0.5)),
+        (BF16, (2, None, b)),
+        (BF16, (8, None, None, 1e-5, False)),
+    ]
+    with torch.no_grad():
+        results = torch.jit.script(module)(x)
+    for y, (dtype, arguments) in zip(results, wanted, strict=True):
+        assert y.dtype == dtype
+        assert_exact(y, x, *arguments)
+
+
 @pytest.mark.parametrize("freeze", [False, True])
-def test_scripted_module_gives_the_eager_bits(freeze, device):
-    module = Scripted().to(device).eval()
-    x = example(device)
+def test_case_35_scripted_module_gives_the_eager_bits(freeze, routed_device):
+    module = Scripted().to(routed_device).eval()
+    x = example(routed_device)
     with torch.no_grad():
         eager = module(x)
         scripted = torch.jit.script(module)
@@ -62,44 +80,56 @@ def test_scripted_module_gives_the_eager_bits(freeze, device):
             assert same(scripted(x), eager)
 
 
-def test_traced_function_gives_the_eager_bits(device):
-    x = example(device)
+def test_case_35_traced_function_gives_the_eager_bits(routed_device):
+    x = example(routed_device)
     traced = torch.jit.trace(Traced(), x)
-    larger = torch.randn(3, 8, 20, 11, device=device).to(BF16)
+    larger = random_x((3, 8, 20, 61), BF16, routed_device)
     for inputs in (x, larger):
         assert same([traced(inputs)], [Traced()(inputs)])
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("dtype", [None, torch.float16, BF16])
 @pytest.mark.parametrize("affine", [True, False])
-def test_module_can_be_scripted(affine, dtype, device):
+def test_case_35_module(affine, dtype, device):
     module = gnsilu.GroupNormSiLU(4, 8, affine=affine, dtype=dtype).to(device).eval()
     x = example(device)
     with torch.no_grad():
-        assert same([torch.jit.script(module)(x)], [module(x)])
+        for make in (torch.jit.script, functools.partial(torch.jit.trace, example_inputs=x)):
+            assert same([make(module)(x)], [module(x)])
 
 
 LOADER = """
 import sys, torch
-torch.ops.load_library(sys.argv[1])
-assert "gnsilu" not in sys.modules
-module = torch.jit.load(sys.argv[2])
+torch.ops.load_library({library!r})
+x = torch.load("x.pt")
 with torch.no_grad():
-    y = module(torch.load(sys.argv[3]))
-torch.save(y, sys.argv[4])
+    results = [torch.jit.load(name)(x) for name in {names}]
+assert "gnsilu" not in sys.modules
+torch.save(results, "results.pt")
 """
 
 
-def test_saved_module_runs_where_only_the_op_library_is_loaded(tmp_path, device):
-    module = Scripted().to(device).eval()
+def test_case_35_saved_modules_run_where_only_the_op_library_is_loaded(tmp_path, device):
     x = example(device)
-    torch.jit.script(module).save(str(tmp_path / "module.pt"))
-    torch.save(x, tmp_path / "x.pt")
-    files = [str(tmp_path / name) for name in ("module.pt", "x.pt", "y.pt")]
-    command = [sys.executable, "-c", LOADER, gnsilu.library_path(), *files]
-    subprocess.run(command, check=True, cwd=tmp_path)
+    scripted, traced = Scripted().to(device).eval(), Traced().to(device)
+    module = gnsilu.GroupNormSiLU(4, 8, dtype=torch.float16).to(device).eval()
     with torch.no_grad():
-        assert same(torch.load(tmp_path / "y.pt"), module(x))
+        want = [scripted(x), scripted(x), traced(x), module(x)]
+        saved = {
+            "scripted.pt": torch.jit.script(scripted),
+            "frozen.pt": torch.jit.freeze(torch.jit.script(scripted)),
+            "traced.pt": torch.jit.trace(traced, x),
+            "module.pt": torch.jit.script(module),
+        }
+    for name, program in saved.items():
+        program.save(str(tmp_path / name))
+    torch.save(x, tmp_path / "x.pt")
+    done = run_python(
+        LOADER.format(library=gnsilu.library_path(), names=list(saved)), cwd=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    for y, wanted in zip(torch.load(tmp_path / "results.pt"), want, strict=True):
+        assert same(y, wanted) if isinstance(wanted, list) else same([y], [wanted])
 
 
 class Holder(torch.nn.Module):
@@ -113,7 +143,7 @@ class Holder(torch.nn.Module):
         return x
 
 
-def test_saved_module_runs_in_a_cpp_program(tmp_path):
+def test_case_35_saved_module_runs_in_a_cpp_program(tmp_path):
     folder = os.environ.get("GNSILU_CPP_TESTS")
     program = Path(folder) / "op_program" if folder else None
     if program is None or not program.exists():
