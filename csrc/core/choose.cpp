@@ -1,5 +1,6 @@
 // Which route a Problem takes, and what it costs: a short list of conditions, first match wins.
 #include <algorithm>
+#include <cstdint>
 #include <stdexcept>
 
 #include "gnsilu/plan.h"
@@ -7,7 +8,7 @@
 namespace gnsilu {
 namespace {
 
-// Why three_pass cannot serve the problem; null where it can.
+// Why the CUDA routes cannot serve the problem; null where it can.
 const char* obstacle_to_fused(const Problem& problem, const Device& device) {
   if (problem.needs_grad) return "a gradient is needed";
   if (!problem.on_cuda) return "x is not on a CUDA device";
@@ -40,32 +41,85 @@ Plan fallback(const char* reason, const Problem& problem) {
   return plan;
 }
 
-Plan three_pass(const char* reason, const Problem& problem) {
+// How the resident route would serve the problem; cluster 0 where it cannot.
+struct Residence {
+  int cluster = 0;
+  int threads = 0;
+};
+
+// The numbers are those of an H200, in graphs of launches with cold caches.
+Residence residence_of(const Problem& problem, const Device& device, const Spans& spans) {
+  const int64_t groups = std::max<int64_t>(1, problem.group_count());
+  // The kernel's 64 registers a thread leave an SM 1024 threads.
+  const int64_t threads_at_once = int64_t{1024} * device.sm_count;
+  // Clusters of 7 blocks beat 8, of which fewer fit side by side. Below 9.0 there are none.
+  const int64_t most = device.capability() >= 90 ? std::min(7, device.sm_count) : 1;
+  // As many as run at once with 256 threads each, and five spans a block.
+  const int64_t wanted = std::min(threads_at_once / 256 / groups, spans.count / 5);
+  int64_t cluster = std::clamp<int64_t>(wanted, 1, most);
+  const auto bytes = [&] {
+    return kResidentStaticBytes +
+           resident_bytes(spans, problem.channels_per_group(), static_cast<int>(cluster));
+  };
+  // Blocks of a cluster that fill an SM take two turns: two_pass is faster then.
+  const auto room = [&] { return device.shared_memory_per_block / (cluster > 1 ? 2 : 1); };
+  while (cluster < most && bytes() > room()) ++cluster;
+  if (bytes() > room() || groups * cluster > INT32_MAX) return {};
+  const int64_t vectors = (spans.count + cluster - 1) / cluster * spans.size / 8;
+  int threads = 128;
+  while (threads < 512 && threads < vectors && groups * cluster * threads * 2 <= threads_at_once) {
+    threads *= 2;
+  }
+  if (bytes() > device.shared_memory_per_block / 2) threads = 1024;  // one block an SM
+  return {static_cast<int>(cluster), threads};
+}
+
+Plan fused(Route route, const char* reason, const Problem& problem) {
   Plan plan;
-  plan.route = Route::kThreePass;
+  plan.route = route;
   plan.reason = reason;
-  plan.config = candidates(Route::kThreePass).front();
+  plan.config = candidates(route).front();
   plan.spans = spans_of(problem.group_size());
   const double x = static_cast<double>(size_in_bytes(problem.x_dtype));
   const double y = static_cast<double>(size_in_bytes(problem.y_dtype));
-  if (plan.spans.count <= 1) {  // the second and third read are served by the caches
-    plan.groups_per_launch = problem.group_count();
-    plan.bytes_per_element = x + y;
-    return plan;
-  }
-  const int64_t group_bytes = workspace_bytes_per_group(plan.spans);
+  // Of a group of one span the second and third read are served by the caches.
+  const int reads = plan.spans.count <= 1 || route == Route::kResident ? 1
+                    : route == Route::kTwoPass                         ? 2
+                                                                       : 3;
+  plan.bytes_per_element = reads * x + y;
+  plan.groups_per_launch = problem.group_count();
+  if (reads == 1) return plan;
+  const int64_t group_bytes = workspace_bytes_per_group(route, plan.spans);
   plan.groups_per_launch = std::min(problem.group_count(), kMaxWorkspaceBytes / group_bytes);
   plan.workspace_bytes = plan.groups_per_launch * group_bytes;
-  plan.bytes_per_element = 3 * x + y;
+  return plan;
+}
+
+Plan resident(const char* reason, const Problem& problem, const Residence& residence) {
+  Plan plan = fused(Route::kResident, reason, problem);
+  plan.cluster = residence.cluster;
+  plan.config.threads = residence.threads;
   return plan;
 }
 
 }  // namespace
 
-const char* to_string(Route route) { return route == Route::kFallback ? "fallback" : "three_pass"; }
+const char* to_string(Route route) {
+  switch (route) {
+    case Route::kFallback:
+      return "fallback";
+    case Route::kThreePass:
+      return "three_pass";
+    case Route::kTwoPass:
+      return "two_pass";
+    case Route::kResident:
+      return "resident";
+  }
+  return "?";
+}
 
 std::optional<Route> route_from_name(const std::string& name) {
-  for (Route route : {Route::kFallback, Route::kThreePass}) {
+  for (Route route : {Route::kFallback, Route::kThreePass, Route::kTwoPass, Route::kResident}) {
     if (name == to_string(route)) return route;
   }
   return std::nullopt;
@@ -80,8 +134,10 @@ const std::vector<Config>& candidates(Route route) {
   static const std::vector<Config> none;
   // H200: the first was the fastest at each of three shapes, by up to 4 % (512 threads were slower
   // by 2 to 15 %). The others are for GPUs not measured yet.
-  static const std::vector<Config> three_pass{{128, 8}, {128, 4}, {256, 8}, {256, 4}};
-  return route == Route::kThreePass ? three_pass : none;
+  static const std::vector<Config> passes{{128, 8}, {128, 4}, {256, 8}, {256, 4}};
+  // Not tuned: choose() picks one by the size of a block's part.
+  static const std::vector<Config> resident{{512, 8}, {128, 8}, {256, 8}, {1024, 8}};
+  return route == Route::kFallback ? none : route == Route::kResident ? resident : passes;
 }
 
 bool is_candidate(Route route, const Config& config) {
@@ -91,12 +147,27 @@ bool is_candidate(Route route, const Config& config) {
 
 Plan choose(const Problem& problem, const Device& device, std::optional<Route> forced) {
   const char* obstacle = obstacle_to_fused(problem, device);
-  if (forced == Route::kThreePass && obstacle != nullptr) {
-    throw std::invalid_argument(std::string("route three_pass is not possible: ") + obstacle);
+  if (forced && *forced != Route::kFallback && obstacle != nullptr) {
+    throw std::invalid_argument(std::string("route ") + to_string(*forced) +
+                                " is not possible: " + obstacle);
   }
   if (forced == Route::kFallback) return fallback("asked for", problem);
   if (obstacle != nullptr) return fallback(obstacle, problem);
-  return three_pass(forced ? "asked for" : "contiguous 16-bit x on a CUDA device", problem);
+  const Spans spans = spans_of(problem.group_size());
+  const Residence residence = residence_of(problem, device, spans);
+  if (forced == Route::kResident) {
+    if (residence.cluster == 0) {
+      throw std::invalid_argument(
+          "route resident is not possible: a group does not fit into shared memory");
+    }
+    return resident("asked for", problem, residence);
+  }
+  if (forced) return fused(*forced, "asked for", problem);
+  if (spans.count > 1 && residence.cluster > 0) {
+    return resident("contiguous 16-bit x, its groups fit into shared memory", problem, residence);
+  }
+  return fused(spans.count > 1 ? Route::kTwoPass : Route::kThreePass,
+               "contiguous 16-bit x on a CUDA device", problem);
 }
 
 }  // namespace gnsilu

@@ -1,6 +1,6 @@
-// Third pass: y = silu((x - mean) * rstd * weight + bias), rounded once.
+// Last pass: y = silu((x - mean) * rstd * weight + bias), rounded once.
 //
-// Every block merges its group's sums of squares into the variance (at most 512, fixed order);
+// Every block merges its group's sums of squares, or moments (at most 512, fixed order);
 // then teams of lanes take tiles, each a run of one channel, so that scale and shift are constants
 // of the run: z = fma(fma(x, 2^-e, -mean32 * 2^-e), scale, shift), where the shift carries what
 // rounding the mean to FP32 lost (numerics.h).
@@ -10,7 +10,7 @@
 #include "dispatch.h"
 #include "kernels.h"
 #include "normalise.cuh"
-#include "warp_statistics.cuh"
+#include "warp_moments.cuh"
 
 namespace gnsilu {
 namespace {
@@ -25,18 +25,28 @@ struct TileGrid {
   uint32_t blocks_per_group;
 };
 
+// By one warp, from what the passes before left in the workspace.
+__device__ __forceinline__ Normalisation merged_normalisation(const GroupRange& range,
+                                                              int64_t group) {
+  const Workspace& w = range.workspace;
+  if (w.moments != nullptr) {
+    const GroupMoments moments = merge_moments(w.moments + group * range.spans, range.spans,
+                                               range.span_size, range.group_size);
+    return normalisation_of(moments.variance, moments.centre, range.eps);
+  }
+  const double squares = merge_sums(w.squares + group * range.spans, range.spans);
+  const Centre centre = w.centres[group];
+  return normalisation_of(variance_of(squares, centre, range.group_size), centre, range.eps);
+}
+
 template <DType kX, DType kY, Activation kActivation, int kInFlight>
 __global__ void apply(GroupRange range, TileGrid grid) {
   __shared__ Normalisation shared_normalisation;
   const int64_t group = blockIdx.x / grid.blocks_per_group;
   const uint32_t block = blockIdx.x % grid.blocks_per_group;
   if (threadIdx.x < kWarp) {
-    const double squares = merge_sums(range.workspace.squares + group * range.spans, range.spans);
-    if (threadIdx.x == 0) {
-      const Centre centre = range.workspace.centres[group];
-      shared_normalisation =
-          normalisation_of(variance_of(squares, centre, range.group_size), centre, range.eps);
-    }
+    const Normalisation merged = merged_normalisation(range, group);
+    if (threadIdx.x == 0) shared_normalisation = merged;
   }
   __syncthreads();
   const Normalisation normalisation = shared_normalisation;

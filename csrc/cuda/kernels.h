@@ -6,17 +6,20 @@
 #include <cstdint>
 
 #include "gnsilu/launch.h"
+#include "gnsilu/moments.h"
 #include "gnsilu/numerics.h"
 #include "gnsilu/plan.h"
 
 namespace gnsilu {
 
-// The partial results of the groups of one launch, all in the caller's workspace.
+// The partial results of the groups of one launch, all in the caller's workspace: moments for
+// two_pass, the rest for three_pass; what a route does not use is null.
 struct Workspace {
-  Centre* centres;  // [groups]
-  double* sums;     // [groups, spans]: of x * sum_scale
-  double* squares;  // [groups, spans]: of ((x - mean32) * 2^-exponent)^2
-  float* max_abs;   // [groups, spans]
+  SpanMoments* moments;  // [groups, spans]
+  Centre* centres;       // [groups]
+  double* sums;          // [groups, spans]: of x * sum_scale
+  double* squares;       // [groups, spans]: of ((x - mean32) * 2^-exponent)^2
+  float* max_abs;        // [groups, spans]
 };
 
 // What all kernels are told. Groups are numbered through all samples.
@@ -49,6 +52,11 @@ cudaError_t launch_partial_sums(const GroupRange& range, const KernelTypes& type
 cudaError_t partial_sums_image_status();
 cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& types,
                                    const Config& config, cudaStream_t stream);
+cudaError_t launch_span_moments(const GroupRange& range, const KernelTypes& types,
+                                const Config& config, cudaStream_t stream);
+// cluster: blocks that share a group, 1 below compute capability 9.0.
+cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& types,
+                                   const Config& config, int cluster, cudaStream_t stream);
 cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,
                          cudaStream_t stream);
 cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,

@@ -10,12 +10,21 @@ namespace {
 
 // Ordered by alignment, so that no padding is needed; plan.workspace_bytes counts the same.
 Workspace divide_workspace(void* memory, int64_t groups, int spans) {
-  Workspace w;
+  Workspace w{};
   w.centres = static_cast<Centre*>(memory);
   w.sums = reinterpret_cast<double*>(w.centres + groups);
   w.squares = w.sums + groups * spans;
   w.max_abs = reinterpret_cast<float*>(w.squares + groups * spans);
   return w;
+}
+
+cudaError_t launch_two_pass(const Plan& plan, const GroupRange& range, const KernelTypes& types,
+                            cudaStream_t stream, const char** kernel) {
+  *kernel = "span_moments";
+  const cudaError_t error = launch_span_moments(range, types, plan.config, stream);
+  if (error != cudaSuccess) return error;
+  *kernel = "apply";
+  return launch_apply(range, types, plan.config, stream);
 }
 
 cudaError_t launch_three_pass(const Plan& plan, const GroupRange& range, const KernelTypes& types,
@@ -34,11 +43,12 @@ cudaError_t launch_three_pass(const Plan& plan, const GroupRange& range, const K
 
 cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& arguments,
                    cudaStream_t stream, const char** kernel) {
-  static_assert(sizeof(Centre) == kCentreBytes, "plan.h must count the workspace that is used");
+  static_assert(sizeof(Centre) == kCentreBytes && sizeof(SpanMoments) == kSpanMomentsBytes,
+                "plan.h must count the workspace that is used");
   const char* ignored = nullptr;
   if (kernel == nullptr) kernel = &ignored;
   if (problem.numel() == 0) return cudaSuccess;
-  if (plan.route != Route::kThreePass) return cudaErrorInvalidValue;
+  if (plan.route == Route::kFallback) return cudaErrorInvalidValue;
 
   GroupRange range{};
   range.group_size = problem.group_size();
@@ -61,9 +71,15 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
     range.x = static_cast<const uint16_t*>(arguments.x) + first * range.group_size;
     range.y = static_cast<char*>(arguments.y) + first * range.group_size * y_size;
     cudaError_t error;
-    if (plan.spans.count == 1) {
+    if (plan.route == Route::kResident) {
+      *kernel = "resident_groups";
+      error = launch_resident_groups(range, types, plan.config, plan.cluster, stream);
+    } else if (plan.spans.count == 1) {
       *kernel = "whole_groups";
       error = launch_whole_groups(range, types, stream);
+    } else if (plan.route == Route::kTwoPass) {
+      range.workspace.moments = static_cast<SpanMoments*>(arguments.workspace);
+      error = launch_two_pass(plan, range, types, stream, kernel);
     } else {
       range.workspace = divide_workspace(arguments.workspace, range.groups, range.spans);
       error = launch_three_pass(plan, range, types, stream, kernel);

@@ -1,4 +1,4 @@
-// Writing y for a run of elements of one channel, and how a warp shares out a group's channels.
+// From x to y: affine map and activation of a vector, of an element, of a run of one channel.
 #pragma once
 
 #include "kernels.h"
@@ -32,6 +32,47 @@ __device__ __forceinline__ Affine channel_affine(const GroupRange& range, const 
 // A NaN stays one.
 __device__ __forceinline__ float at_least(float z, float lowest) { return z < lowest ? lowest : z; }
 
+// Out of line: the loop that never comes here fits the instruction cache better.
+static __device__ __noinline__ float silu_of_any(float z, float lowest) {
+  return silu(at_least(z, lowest));
+}
+
+// z of a vector of one channel, in place.
+__device__ __forceinline__ void normalise(float (&values)[kVector], const Centring& centring,
+                                          const Affine& affine) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    values[i] = fma_rn(centring(values[i]), affine.scale, affine.shift);
+  }
+}
+
+// From z to y, in place.
+template <Activation kActivation>
+__device__ __forceinline__ void activate(float (&values)[kVector], const Affine& affine) {
+  if constexpr (kActivation == Activation::kSilu) {
+    bool any_tail = false;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) any_tail |= !(fabsf(values[i]) < kSiluShortLimit);
+    if (any_tail) {  // rare; one branch a vector
+      const float lowest = affine.lowest_z();
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i] = silu_of_any(values[i], lowest);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[i] = silu_short(values[i]);
+    }
+  }
+}
+
+// y of one element.
+template <Activation kActivation>
+__device__ __forceinline__ float normalised(float x, const Centring& centring,
+                                            const Affine& affine) {
+  const float z = fma_rn(centring(x), affine.scale, affine.shift);
+  if (kActivation == Activation::kNone) return z;
+  return fabsf(z) < kSiluShortLimit ? silu_short(z) : silu_of_any(z, affine.lowest_z());
+}
+
 // y for size elements of one channel, shared by `lanes` lanes of which this is number `lane`.
 // y's alignment decides where vectors begin; x is read at whatever alignment it then has.
 template <DType kX, DType kY, Activation kActivation, int kInFlight>
@@ -44,35 +85,19 @@ __device__ __forceinline__ void normalise_run(const uint16_t* x, typename Stored
   const uint32_t vectors = (size - head) / kVector;
   const uint32_t body_end = head + kVector * vectors;
 
-  const float lowest = affine.lowest_z();
-  auto z_of = [&](float value) { return fma_rn(centring(value), affine.scale, affine.shift); };
   for_each_vector<kInFlight>(x + head, vectors, lane, lanes, [&](const Vector& in, uint32_t v) {
     float values[kVector];
     in.unpack<kX>(values);
-    bool any_tail = false;
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      values[i] = z_of(values[i]);
-      if (kActivation == Activation::kSilu) any_tail |= !(fabsf(values[i]) < kSiluShortLimit);
-    }
-    if (kActivation == Activation::kSilu) {
-      if (any_tail) {  // rare; one branch a vector
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = silu(at_least(values[i], lowest));
-      } else {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) values[i] = silu_short(values[i]);
-      }
-    }
+    normalise(values, centring, affine);
+    activate<kActivation>(values, affine);
     store_vector<kY>(y + head + kVector * v, values);
   });
 
   // The elements before the first vector and after the last.
   for (uint32_t i = lane; i < size - kVector * vectors; i += lanes) {
     const uint32_t element = i < head ? i : body_end + (i - head);
-    const float z = z_of(to_float<kX>(x[element]));
     store_element<kY>(y + element,
-                      kActivation == Activation::kSilu ? silu(at_least(z, lowest)) : z);
+                      normalised<kActivation>(to_float<kX>(x[element]), centring, affine));
   }
 }
 

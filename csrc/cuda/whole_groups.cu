@@ -1,12 +1,12 @@
-// All three passes in one launch for groups of a single span (at most 4096 elements): a warp a
-// group. The first pass reads x from memory, the others find it in the caches; no workspace. The
-// statistics and the arithmetic are those of the three kernels, so are the bits.
+// All in one launch for groups of a single span (at most 512 elements): a warp a group. The
+// statistics read x from memory, the apply finds it in the caches; no workspace. The bits are those
+// of two_pass.
 #include <algorithm>
 
 #include "dispatch.h"
 #include "kernels.h"
 #include "normalise.cuh"
-#include "warp_statistics.cuh"
+#include "warp_moments.cuh"
 
 namespace gnsilu {
 namespace {
@@ -25,12 +25,12 @@ __global__ void whole_groups(GroupRange range, uint32_t lanes) {
     const uint16_t* x = range.x + group * range.group_size;
     auto* y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
 
-    const SpanSum sums = warp_span_sum<kX, kInFlight>(x, size);
-    const Centre centre = centre_of(sums.sum, sums.max_abs, range.group_size, kX);
-    const double squares =
-        warp_span_squares<kX, kInFlight>(x, size, centring(centre.mean32, centre.exponent));
+    const SpanMoments span = warp_moments<kX, kInFlight>(x, size);
+    SpanSums sums;
+    sums.add(span, static_cast<double>(size), span.mean);
+    const GroupMoments moments = group_moments(sums, span.mean, range.group_size);
     const Normalisation normalisation =
-        normalisation_of(variance_of(squares, centre, range.group_size), centre, range.eps);
+        normalisation_of(moments.variance, moments.centre, range.eps);
 
     for (uint32_t row = lane / lanes; row < range.channels_per_group; row += kWarp / lanes) {
       const uint32_t offset = row * range.spatial_size;

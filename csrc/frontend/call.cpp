@@ -118,7 +118,7 @@ std::optional<Route> forced_route() {
   if (value == nullptr || *value == '\0' || std::string(value) == "auto") return std::nullopt;
   const std::optional<Route> route = route_from_name(value);
   TORCH_CHECK(route.has_value(), "GNSILU_ROUTE is '", value,
-              "'; auto, fallback or three_pass is wanted");
+              "'; auto, fallback, three_pass, two_pass or resident is wanted");
   return route;
 }
 

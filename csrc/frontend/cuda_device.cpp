@@ -30,6 +30,7 @@ Device read_device(c10::DeviceIndex index) {
   device.sm_count = properties.multiProcessorCount;
   device.capability_major = properties.major;
   device.capability_minor = properties.minor;
+  device.shared_memory_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   const cudaError_t image = kernel_image_status();
   device.has_kernel_image = !means_no_image(image);
   // Out of memory, or an earlier kernel's error, says nothing about the build: raised, not kept.

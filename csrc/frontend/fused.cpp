@@ -72,13 +72,15 @@ at::Tensor run_cuda(const Call& call) {
   return run_fused(call, problem, device, plan, std::nullopt);
 }
 
-at::Tensor run_with_config(const Call& call, const Config& config) {
-  TORCH_CHECK(is_candidate(Route::kThreePass, config), "config is ", to_string(config),
-              "; one of the candidates of three_pass is wanted");
+at::Tensor run_with_config(const Call& call, Route route, const Config& config, int cluster) {
+  TORCH_CHECK(is_candidate(route, config), "config is ", to_string(config),
+              "; one of the candidates of ", to_string(route), " is wanted");
   const c10::cuda::CUDAGuard guard(call.x.device());
   const Device& device = cuda_device(call.x.device().index());
   const Problem problem = problem_of(call);
-  return run_fused(call, problem, device, choose(problem, device, Route::kThreePass), config);
+  Plan plan = choose(problem, device, route);
+  if (cluster > 0) plan.cluster = cluster;
+  return run_fused(call, problem, device, plan, config);
 }
 
 }  // namespace gnsilu

@@ -8,8 +8,8 @@ namespace gnsilu {
 // The result by the route that choose() picks, the fallback included. x is on a CUDA device.
 at::Tensor run_cuda(const Call& call);
 
-// By three_pass with that configuration, one of its candidates: no choice of it changes a bit of
-// the result, and this is how the tests know.
-at::Tensor run_with_config(const Call& call, const Config& config);
+// By that route with that configuration, one of its candidates, and that many blocks a group (0: as
+// chosen): no choice of these changes a bit of the result, and this is how the tests know.
+at::Tensor run_with_config(const Call& call, Route route, const Config& config, int cluster);
 
 }  // namespace gnsilu

@@ -37,14 +37,18 @@ at::Tensor cuda(const at::Tensor& x, int64_t num_groups, const OptionalTensor& w
   return run_cuda(call);
 }
 
-at::Tensor three_pass_with_config(const at::Tensor& x, int64_t num_groups,
-                                  const OptionalTensor& weight, const OptionalTensor& bias,
-                                  double eps, OptionalType dtype, bool silu, int64_t threads,
-                                  int64_t vectors_in_flight) {
+at::Tensor with_config(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                       const OptionalTensor& bias, double eps, OptionalType dtype, bool silu,
+                       const std::string& route_name, int64_t threads, int64_t vectors_in_flight,
+                       int64_t cluster) {
   const Activation activation = silu ? Activation::kSilu : Activation::kNone;
   const Call call{x, num_groups, weight, bias, eps, dtype, activation};
   check(call);
-  return run_with_config(call, {static_cast<int>(threads), static_cast<int>(vectors_in_flight)});
+  const std::optional<Route> route = route_from_name(route_name);
+  TORCH_CHECK(route.has_value(), "route is '", route_name, "'; a CUDA route is wanted");
+  return run_with_config(call, *route,
+                         {static_cast<int>(threads), static_cast<int>(vectors_in_flight)},
+                         static_cast<int>(cluster));
 }
 #endif
 
@@ -106,8 +110,9 @@ TORCH_LIBRARY(gnsilu, m) {
   m.def("explain" GNSILU_ARGUMENTS " -> str", &explain_op);
   // Private: for tests and benchmarks of the launch configurations.
   m.def(
-      "_three_pass_with_config(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType? dtype, bool silu, int threads, int vectors_in_flight) -> Tensor");
+      "_with_config(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, "
+      "ScalarType? dtype, bool silu, str route, int threads, int vectors_in_flight, int cluster) "
+      "-> Tensor");
 }
 
 // Also what refuses sparse, quantised and other tensors by name, in check().
@@ -137,7 +142,7 @@ TORCH_LIBRARY_IMPL(gnsilu, NestedTensorCUDA, m) {
 TORCH_LIBRARY_IMPL(gnsilu, CUDA, m) {
   m.impl("group_norm_silu", &cuda<Activation::kSilu>);
   m.impl("group_norm", &cuda<Activation::kNone>);
-  m.impl("_three_pass_with_config", &three_pass_with_config);
+  m.impl("_with_config", &with_config);
 }
 #endif
 

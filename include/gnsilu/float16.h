@@ -46,7 +46,10 @@ GNSILU_HD float reciprocal_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 unit in the last place; shorter by half than a square root and a division.
+GNSILU_HD double reciprocal_sqrt(double x) { return rsqrt(x); }
 #else
+GNSILU_HD double reciprocal_sqrt(double x) { return 1.0 / sqrt(x); }
 GNSILU_HD float add_rn(float a, float b) { return a + b; }
 GNSILU_HD float sub_rn(float a, float b) { return a - b; }
 GNSILU_HD float mul_rn(float a, float b) { return a * b; }

@@ -116,8 +116,8 @@ struct Normalisation {
 
 GNSILU_HD Normalisation normalisation_of(double variance, const Centre& centre, double eps) {
   Normalisation n;
-  const double spread = sqrt(variance + eps);
-  n.rstd = 1.0 / spread;
+  n.rstd = reciprocal_sqrt(variance + eps);
+  const double spread = (variance + eps) * n.rstd;
   n.correction = static_cast<double>(centre.mean32) - centre.mean;
   // Units of the spread, rounded down, so that |scale| stays at or below |weight|; but not so fine
   // that max|x| overflows.

@@ -9,6 +9,7 @@
 
 #include "gnsilu/device.h"
 #include "gnsilu/problem.h"
+#include "gnsilu/resident.h"
 #include "gnsilu/spans.h"
 
 namespace gnsilu {
@@ -16,6 +17,8 @@ namespace gnsilu {
 enum class Route : int8_t {
   kFallback,   // PyTorch's operators
   kThreePass,  // partial sums, centred squares, apply: x is read three times
+  kTwoPass,    // moments of the spans, apply: x is read twice
+  kResident,   // one launch: blocks hold their groups in shared memory, x is read once
 };
 
 const char* to_string(Route route);
@@ -43,21 +46,26 @@ struct Plan {
   Route route = Route::kFallback;
   const char* reason = "";  // why this route, a sentence with static storage
   Config config;
-  Spans spans;                    // three_pass only
+  Spans spans;                    // CUDA routes only
+  int cluster = 1;                // resident only: blocks that share a group
   int64_t groups_per_launch = 0;  // groups whose partial results the workspace holds at a time
   int64_t workspace_bytes = 0;
   double bytes_per_element = 0;  // moved through memory, reads and writes together
 
   // One configuration only: nothing to tune.
-  bool tunable() const { return route == Route::kThreePass && spans.count > 1; }
+  bool tunable() const {
+    return (route == Route::kThreePass || route == Route::kTwoPass) && spans.count > 1;
+  }
 };
 
 constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 20;
 constexpr int64_t kCentreBytes = 16;  // sizeof(Centre), numerics.h
 
-// A group's centre, and of every span two FP64 sums and an FP32 maximum.
-constexpr int64_t workspace_bytes_per_group(const Spans& spans) {
-  return kCentreBytes + spans.count * 20;
+// three_pass: a group's centre, and of every span two FP64 sums and an FP32 maximum. two_pass: the
+// spans' moments.
+constexpr int64_t workspace_bytes_per_group(Route route, const Spans& spans) {
+  return route == Route::kTwoPass ? spans.count * kSpanMomentsBytes
+                                  : kCentreBytes + spans.count * 20;
 }
 
 // The route for problem on device. Throws std::invalid_argument, with a message that says which

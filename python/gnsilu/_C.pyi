@@ -41,6 +41,7 @@ class Activation:
 class Route:
     fallback: ClassVar[Route]
     three_pass: ClassVar[Route]
+    two_pass: ClassVar[Route]
     def __init__(self, value: int) -> None: ...
     @property
     def name(self) -> str: ...

@@ -1,0 +1,197 @@
+// All in one launch and one read, for groups that fit into shared memory: a block holds a group, or
+// from compute capability 9.0 on a cluster of blocks shares it.
+//
+// A block reads its spans once, a warp a span: into shared memory and into the span's moments
+// (moments.h), which the warp writes into every block of the cluster. After one barrier a warp
+// merges all spans, each thread maps a channel's weight and bias to scale and shift, and the block
+// writes y from shared memory. No workspace, no waiting but for the cluster, which the GPU
+// schedules as a whole. The bits are those of two_pass.
+// Reads x and writes y once, 4 bytes an element (6 to FP32).
+#include <cooperative_groups.h>
+
+#include <algorithm>
+
+#include "dispatch.h"
+#include "kernels.h"
+#include "normalise.cuh"
+#include "warp_moments.cuh"
+
+namespace gnsilu {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kInFlight = 8;
+
+struct ResidentGrid {
+  int cluster;          // blocks a group
+  int spans_per_block;  // at most
+  uint32_t magic;       // 2^32 / spatial_size, rounded up: see row_of()
+  ResidentLayout layout;
+};
+
+// element / spatial_size by a multiplication, at most 1 too large, and a correction.
+__device__ __forceinline__ uint32_t row_of(uint32_t element, const GroupRange& range,
+                                           const ResidentGrid& grid) {
+  if (range.spatial_size == 1) return element;  // 2^32 / 1 is no 32-bit number
+  const uint32_t row = __umulhi(element, grid.magic);
+  return row * range.spatial_size > element ? row - 1 : row;
+}
+
+struct KeepInShared {
+  uint16_t* span;
+
+  __device__ __forceinline__ void vector(uint32_t v, const Vector& loaded) const {
+    *reinterpret_cast<uint4*>(span + kVector * v) = loaded.bits;
+  }
+  __device__ __forceinline__ void element(uint32_t i, uint16_t bits) const { span[i] = bits; }
+};
+
+// Between the blocks of a cluster, or within the only one.
+__device__ __forceinline__ void arrive_in_cluster(bool alone) {
+#if __CUDA_ARCH__ >= 900
+  if (!alone) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster(bool alone) {
+#if __CUDA_ARCH__ >= 900
+  if (!alone) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Into slot `slot` of every block's moments.
+__device__ __forceinline__ void share(SpanMoments* slot, const SpanMoments& moments, int cluster) {
+  const int lane = threadIdx.x % kWarp;
+  if (lane >= cluster) return;
+#if __CUDA_ARCH__ >= 900
+  if (cluster > 1) slot = cooperative_groups::this_cluster().map_shared_rank(slot, lane);
+#endif
+  *slot = moments;
+}
+
+template <DType kX, DType kY, Activation kActivation>
+__global__ void __launch_bounds__(kMaxThreads)
+    resident_groups(GroupRange range, ResidentGrid grid) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ Normalisation shared_normalisation;
+  uint16_t* const slice = reinterpret_cast<uint16_t*>(shared);
+  SpanMoments* const moments = reinterpret_cast<SpanMoments*>(shared + grid.layout.moments);
+  Affine* const affines = reinterpret_cast<Affine*>(shared + grid.layout.affines);
+  const bool alone = grid.cluster == 1;
+  const int64_t group = blockIdx.x / grid.cluster;
+  const int first_span = blockIdx.x % grid.cluster * grid.spans_per_block;
+  const int last_span = min(first_span + grid.spans_per_block, range.spans);
+  const uint32_t size = static_cast<uint32_t>(range.group_size);
+  const uint32_t start = min(first_span * range.span_size, size);
+  const uint32_t end = min(last_span * range.span_size, size);
+  const uint16_t* const x = range.x + group * range.group_size;
+
+  arrive_in_cluster(alone);  // memory of a block that has not begun must not be written to
+  // Weight and bias are on their way while x is read.
+  const int64_t channel = (range.first + group) % range.num_groups * range.channels_per_group;
+  for (uint32_t row = threadIdx.x; row < range.channels_per_group; row += blockDim.x) {
+    affines[row] = {static_cast<float>(parameter_at(range.weight, channel + row, 1)),
+                    static_cast<float>(parameter_at(range.bias, channel + row, 0))};
+  }
+  bool begun = false;
+  for (int s = first_span + threadIdx.x / kWarp; s < last_span; s += blockDim.x / kWarp) {
+    const uint32_t at = s * range.span_size;
+    const SpanMoments result = warp_moments<kX, kInFlight>(x + at, min(range.span_size, size - at),
+                                                           KeepInShared{slice + (at - start)});
+    if (!begun) wait_for_cluster(alone);
+    begun = true;
+    share(moments + s, result, grid.cluster);
+  }
+  if (!begun) wait_for_cluster(alone);
+  __syncwarp();
+  arrive_in_cluster(alone);
+  wait_for_cluster(alone);
+  if (alone) __syncthreads();
+
+  if (threadIdx.x < kWarp) {
+    const GroupMoments merged =
+        merge_moments(moments, range.spans, range.span_size, range.group_size);
+    if (threadIdx.x == 0) {
+      shared_normalisation = normalisation_of(merged.variance, merged.centre, range.eps);
+    }
+  }
+  __syncthreads();
+  const Normalisation normalisation = shared_normalisation;
+  for (uint32_t row = threadIdx.x; row < range.channels_per_group; row += blockDim.x) {
+    affines[row] = affine_of(normalisation, affines[row].scale, affines[row].shift);
+  }
+  __syncthreads();
+
+  auto* const y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
+  const bool aligned = reinterpret_cast<uintptr_t>(y + start) % (kVector * sizeof(*y)) == 0;
+  for (uint32_t e = start + kVector * threadIdx.x; e < end; e += kVector * blockDim.x) {
+    const uint32_t row = row_of(e, range, grid);
+    float values[kVector];
+    Vector{*reinterpret_cast<const uint4*>(slice + (e - start))}.unpack<kX>(values);
+    const uint32_t count = min(static_cast<uint32_t>(kVector), end - e);
+    const uint32_t left = (row + 1) * range.spatial_size - e;  // elements of this row
+    if (left >= count) {
+      const Affine affine = affines[row];
+      normalise(values, normalisation.centring, affine);
+      activate<kActivation>(values, affine);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kVector; ++i) {
+        const uint32_t own = i < left                        ? row
+                             : range.spatial_size >= kVector ? row + 1
+                                                             : row_of(e + i, range, grid);
+        // Elements after the last are not stored, but their channel has to exist.
+        const Affine affine = affines[min(own, range.channels_per_group - 1)];
+        values[i] = normalised<kActivation>(values[i], normalisation.centring, affine);
+      }
+    }
+    if (aligned && count == kVector) {
+      store_vector<kY>(y + e, values);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kVector; ++i) {
+        if (i < count) store_element<kY>(y + e + i, values[i]);
+      }
+    }
+  }
+}
+
+// Shared memory beyond 48 KB has to be asked for, once a kernel and device; asking is cheap.
+template <class Kernel>
+cudaError_t allow_shared_memory(Kernel kernel, int64_t bytes) {
+  if (bytes <= 48 << 10) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
+}
+
+}  // namespace
+
+cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& types,
+                                   const Config& config, int cluster, cudaStream_t stream) {
+  ResidentGrid grid;
+  grid.cluster = cluster;
+  grid.spans_per_block = (range.spans + cluster - 1) / cluster;
+  grid.magic = static_cast<uint32_t>((uint64_t{1} << 32) / range.spatial_size + 1);
+  grid.layout = resident_layout({range.span_size, range.spans}, range.channels_per_group, cluster);
+  return dispatch_x(types.x, [&](auto x) {
+    return dispatch_y(types.y, [&](auto y) {
+      return dispatch_activation(types.activation, [&](auto activation) {
+        const auto kernel = resident_groups<x(), y(), activation()>;
+        const cudaError_t error = allow_shared_memory(kernel, grid.layout.bytes);
+        if (error != cudaSuccess) return error;
+        cudaLaunchConfig_t launch{};
+        launch.gridDim = dim3(static_cast<unsigned>(range.groups * cluster));
+        launch.blockDim = dim3(config.threads);
+        launch.dynamicSmemBytes = grid.layout.bytes;
+        launch.stream = stream;
+        cudaLaunchAttribute attribute;
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+        launch.attrs = &attribute;
+        launch.numAttrs = cluster > 1 ? 1 : 0;
+        return cudaLaunchKernelEx(&launch, kernel, range, grid);
+      });
+    });
+  });
+}
+
+}  // namespace gnsilu

@@ -1,0 +1,160 @@
+// The moments of a span, by one warp. In which order elements are added follows from their position
+// in the span: of 128 vectors (1024 elements) lane l owns l, l + 32, l + 64 and l + 96, one chunk;
+// of what is left over 64 vectors are chunks of two, 32 of one; then come single vectors, and the
+// elements after the last whole one, a lane each.
+#pragma once
+
+#include "gnsilu/moments.h"
+#include "warp_statistics.cuh"
+
+namespace gnsilu {
+
+constexpr uint32_t kChunkVectors = kChunk / kVector;
+
+// What x is multiplied by before it is summed: nothing, or a power of two.
+struct Unscaled {
+  __device__ __forceinline__ float operator()(float x) const { return x; }
+};
+struct Scaled {
+  float scale;
+  __device__ __forceinline__ float operator()(float x) const { return mul_rn(x, scale); }
+};
+
+// What else is done with x as it is read.
+struct KeepNothing {
+  __device__ __forceinline__ void vector(uint32_t, const Vector&) const {}
+  __device__ __forceinline__ void element(uint32_t, uint16_t) const {}
+};
+
+// Sums a span as it comes in; all state of one lane.
+template <DType kX, class Scale, class Keep>
+struct SpanReader {
+  const uint16_t* x;
+  Scale scale;
+  Keep keep;
+  double pivot;
+  ChunkSums sums;
+
+  template <uint32_t kVectors>
+  __device__ __forceinline__ void add(uint32_t first, const Vector (&loaded)[kVectors]) {
+    float values[kVectors * kVector];
+#pragma unroll
+    for (uint32_t k = 0; k < kVectors; ++k) {
+      keep.vector(first + kWarp * k, loaded[k]);
+      float eight[kVector];
+      loaded[k].template unpack<kX>(eight);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) values[kVector * k + i] = scale(eight[i]);
+    }
+    sums.add(values, pivot);
+  }
+
+  // kBlocks times 32 * kVectors vectors, all loaded before the first is used.
+  template <uint32_t kVectors, uint32_t kBlocks, class Load>
+  __device__ __forceinline__ void read(uint32_t block, Load load) {
+    const uint32_t first = block + threadIdx.x % kWarp;
+    Vector loaded[kBlocks][kVectors];
+#pragma unroll
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (uint32_t k = 0; k < kVectors; ++k) {
+        loaded[b][k] = load(first + kWarp * (kVectors * b + k));
+      }
+    }
+#pragma unroll
+    for (uint32_t b = 0; b < kBlocks; ++b) add(first + kWarp * kVectors * b, loaded[b]);
+  }
+
+  template <uint32_t kInFlight, class Load>
+  __device__ __forceinline__ void read_vectors(uint32_t vectors, Load load) {
+    constexpr uint32_t kBlock = kWarp * kChunkVectors;
+    constexpr uint32_t kBlocks = kInFlight / kChunkVectors;
+    uint32_t block = 0;
+    for (; block + kBlock * kBlocks <= vectors; block += kBlock * kBlocks) {
+      read<kChunkVectors, kBlocks>(block, load);
+    }
+    if (kBlocks > 1) {
+      for (; block + kBlock <= vectors; block += kBlock) read<kChunkVectors, 1>(block, load);
+    }
+    if (block + 2 * kWarp <= vectors) {
+      read<2, 1>(block, load);
+      block += 2 * kWarp;
+    }
+    if (block + kWarp <= vectors) {
+      read<1, 1>(block, load);
+      block += kWarp;
+    }
+    const uint32_t left = block + threadIdx.x % kWarp;
+    if (left < vectors) {
+      const Vector loaded[1] = {load(left)};
+      add(left, loaded);
+    }
+  }
+};
+
+template <DType kX, uint32_t kInFlight, class Scale, class Keep>
+__device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t size, Scale scale,
+                                                    Keep keep) {
+  static_assert(kInFlight % kChunkVectors == 0, "whole chunks are loaded at once");
+  const double pivot = static_cast<double>(scale(to_float<kX>(x[0])));
+  SpanReader<kX, Scale, Keep> reader{x, scale, keep, pivot, {}};
+  const uint32_t vectors = size / kVector;
+  const int width = access_width(x);
+  if (width == 16) {
+    reader.template read_vectors<kInFlight>(
+        vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
+  } else {
+    reader.template read_vectors<kChunkVectors>(
+        vectors, [&](uint32_t v) { return load_vector(x + kVector * v, width); });
+  }
+  const uint32_t element = kVector * vectors + threadIdx.x % kWarp;
+  if (element < size) {
+    keep.element(element, x[element]);
+    const float one[1] = {scale(to_float<kX>(x[element]))};
+    reader.sums.add(one, pivot);
+  }
+  const ChunkSums& sums = reader.sums;
+  const double deviations = warp_sum(kChunk * sums.deviations);
+  const double squares = warp_sum(fma(static_cast<double>(kChunk), sums.squares, sums.within));
+  return moments_of(deviations, squares, pivot, size);
+}
+
+// The span again, scaled by its largest magnitude: for values whose squares leave FP32's range.
+// Out of line, since ordinary activations never come here.
+template <DType kX>
+__device__ __noinline__ SpanMoments scaled_moments(const uint16_t* x, uint32_t size) {
+  float max_abs = 0.f;
+  for (uint32_t i = threadIdx.x % kWarp; i < size; i += kWarp) {
+    max_abs = fmaxf(max_abs, fabsf(to_float<kX>(x[i])));
+  }
+  const int exponent = scaling_exponent(warp_max(max_abs));
+  const SpanMoments scaled =
+      read_moments<kX, kChunkVectors>(x, size, Scaled{power_of_two(-exponent)}, KeepNothing());
+  return unscaled(scaled, exponent);
+}
+
+// The moments of the span, the same in every lane; kInFlight vectors a lane are loaded at once.
+template <DType kX, uint32_t kInFlight, class Keep = KeepNothing>
+__device__ __forceinline__ SpanMoments warp_moments(const uint16_t* x, uint32_t size,
+                                                    Keep keep = Keep()) {
+  const SpanMoments moments = read_moments<kX, kInFlight>(x, size, Unscaled(), keep);
+  return needs_scaling(moments) ? scaled_moments<kX>(x, size) : moments;
+}
+
+// A group's moments from those of its spans, by one warp, the same in every lane.
+__device__ __forceinline__ GroupMoments merge_moments(const SpanMoments* spans, int count,
+                                                      uint32_t span_size, int64_t group_size) {
+  const double origin = spans[0].mean;
+  const double last_size =
+      static_cast<double>(group_size - static_cast<int64_t>(count - 1) * span_size);
+  SpanSums sums;
+#pragma unroll 4
+  for (int i = threadIdx.x % kWarp; i < count; i += kWarp) {
+    sums.add(spans[i], i < count - 1 ? static_cast<double>(span_size) : last_size, origin);
+  }
+  sums.deviations = warp_sum(sums.deviations);
+  sums.squares = warp_sum(sums.squares);
+  return group_moments(sums, origin, group_size);
+}
+
+}  // namespace gnsilu

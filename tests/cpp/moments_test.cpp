@@ -1,0 +1,177 @@
+// Mean and variance in one pass, on the host: chunks, scaling and merging against long double.
+#include "gnsilu/moments.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace gnsilu {
+namespace {
+
+// As one lane would: whole chunks of 32, then of 8, then single elements.
+SpanMoments sum_span(const float* x, size_t size, float scale) {
+  const auto pivot = static_cast<double>(mul_rn(x[0], scale));
+  ChunkSums sums;
+  size_t i = 0;
+  const auto add = [&](auto count) {
+    constexpr int kCount = decltype(count)::value;
+    for (; i + kCount <= size; i += kCount) {
+      float chunk[kCount];
+      for (int k = 0; k < kCount; ++k) chunk[k] = mul_rn(x[i + static_cast<size_t>(k)], scale);
+      sums.add(chunk, pivot);
+    }
+  };
+  add(std::integral_constant<int, 32>());
+  add(std::integral_constant<int, 8>());
+  add(std::integral_constant<int, 1>());
+  return moments_of(kChunk * sums.deviations, fma(kChunk, sums.squares, sums.within), pivot,
+                    static_cast<uint32_t>(size));
+}
+
+SpanMoments span_moments(const float* x, size_t size) {
+  const SpanMoments moments = sum_span(x, size, 1.f);
+  if (!needs_scaling(moments)) return moments;
+  float max_abs = 0;
+  for (size_t i = 0; i < size; ++i) max_abs = std::fmax(max_abs, std::fabs(x[i]));
+  const int exponent = scaling_exponent(max_abs);
+  return unscaled(sum_span(x, size, power_of_two(-exponent)), exponent);
+}
+
+GroupMoments moments_of_group(const std::vector<float>& x, size_t span) {
+  const double origin = span_moments(x.data(), std::min(span, x.size())).mean;
+  SpanSums sums;
+  for (size_t start = 0; start < x.size(); start += span) {
+    const size_t size = std::min(span, x.size() - start);
+    sums.add(span_moments(x.data() + start, size), static_cast<double>(size), origin);
+  }
+  return group_moments(sums, origin, static_cast<int64_t>(x.size()));
+}
+
+struct Reference {
+  long double mean = 0;
+  long double variance = 0;
+};
+
+Reference reference_of(const std::vector<float>& x) {
+  Reference reference;
+  for (float value : x) reference.mean += value;
+  reference.mean /= static_cast<long double>(x.size());
+  for (float value : x) {
+    const long double deviation = value - reference.mean;
+    reference.variance += deviation * deviation;
+  }
+  reference.variance /= static_cast<long double>(x.size());
+  return reference;
+}
+
+float to_bf16(double value) { return float_from_bf16(bf16_from_float(static_cast<float>(value))); }
+float to_fp16(double value) { return float_from_fp16(fp16_from_float(static_cast<float>(value))); }
+
+struct Distribution {
+  const char* name;
+  double mean;
+  double sigma;
+  bool fp16;
+};
+
+class OnePass : public testing::TestWithParam<Distribution> {};
+
+TEST_P(OnePass, MatchesLongDouble) {
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal(GetParam().mean, GetParam().sigma);
+  for (size_t size : {1u, 2u, 31u, 33u, 1000u, 20001u}) {
+    std::vector<float> x(size);
+    for (float& value : x)
+      value = GetParam().fp16 ? to_fp16(normal(random)) : to_bf16(normal(random));
+    const Reference want = reference_of(x);
+    const GroupMoments got = moments_of_group(x, 2048);
+    const double scale = std::fabs(GetParam().mean) + GetParam().sigma;
+    // A chunk's FP32 mean is off by 2^-24 of its elements at worst; over chunks that averages out.
+    EXPECT_NEAR(got.centre.mean, static_cast<double>(want.mean),
+                std::ldexp(size == 1 ? 0 : GetParam().sigma + 1e-3 * scale, -21));
+    EXPECT_NEAR(got.variance, static_cast<double>(want.variance),
+                static_cast<double>(want.variance) * 0x1p-21);
+    EXPECT_LE(static_cast<double>(std::fabs(got.centre.mean32)) * 1.001,
+              std::ldexp(2.0, got.centre.exponent));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Distributions, OnePass,
+    testing::Values(Distribution{"standard", 0, 1, false}, Distribution{"offset", 1000, 1, false},
+                    Distribution{"far", -30000, 4, false}, Distribution{"tiny", 0, 1e-30, false},
+                    Distribution{"subnormal", 0, 3e-39, false},
+                    Distribution{"huge", 0, 5e37, false},
+                    Distribution{"huge_offset", 2e38, 1e36, false},
+                    Distribution{"half", 0.3, 4, true}, Distribution{"half_offset", 1000, 1, true},
+                    Distribution{"half_far", 60000, 40, true},
+                    Distribution{"half_subnormal", 0, 3e-6, true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(OnePass, TwoValuedInputsAreExact) {
+  for (const auto& [low, high] : {std::pair{1000.f, 1008.f},
+                                  {-to_bf16(3e38), to_bf16(3e38)},
+                                  {60000.f, 60032.f},
+                                  {-0x1p-133f, 0x1p-133f},
+                                  {2048.f, 2050.f}}) {
+    std::vector<float> x(10000, low);
+    for (size_t i = 0; i < x.size(); i += 2) x[i] = high;
+    const GroupMoments got = moments_of_group(x, 2048);
+    const double half = (static_cast<double>(high) - low) / 2;
+    EXPECT_DOUBLE_EQ(got.centre.mean, (static_cast<double>(high) + low) / 2);
+    EXPECT_DOUBLE_EQ(got.variance, half * half);
+  }
+}
+
+// What one-pass sums of x and x^2 get wrong: a single other value among 2^20.
+TEST(OnePass, OneOtherValueAmongAMillion) {
+  std::vector<float> x(1 << 20, 60000.f);
+  x[12345] = 60032.f;
+  const GroupMoments got = moments_of_group(x, 16384);
+  EXPECT_NEAR(got.centre.mean, 60000 + 0x1p-15, 1e-9);
+  EXPECT_NEAR(got.variance, 0x1p-10, 1e-9);
+}
+
+TEST(OnePass, ConstantsHaveNoVariance) {
+  for (float value : {0.f, 255.5f, -65504.f, 1e30f, 3.3895314e38f, 0x1p-133f}) {
+    for (size_t size : {1u, 3u, 147u, 4097u}) {
+      const std::vector<float> x(size, to_bf16(value));
+      const GroupMoments got = moments_of_group(x, 2048);
+      EXPECT_EQ(got.centre.mean, static_cast<double>(x[0]));
+      EXPECT_EQ(got.centre.mean32, x[0]);
+      EXPECT_EQ(got.variance, 0.0);
+    }
+  }
+}
+
+TEST(OnePass, ScalingByAPowerOfTwoChangesNothingElse) {
+  std::mt19937 random(4);
+  std::normal_distribution<double> normal(0.3, 2);
+  std::vector<float> x(5000);
+  for (float& value : x) value = to_bf16(normal(random));
+  const GroupMoments want = moments_of_group(x, 2048);
+  for (int k : {-120, -60, -3, 5, 70, 120}) {
+    std::vector<float> scaled(x);
+    for (float& value : scaled) value = std::ldexp(value, k);
+    const GroupMoments got = moments_of_group(scaled, 2048);
+    EXPECT_EQ(got.centre.mean, std::ldexp(want.centre.mean, k)) << k;
+    EXPECT_EQ(got.variance, std::ldexp(want.variance, 2 * k)) << k;
+  }
+}
+
+TEST(OnePass, NanAndInfinityReachTheVariance) {
+  for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                    -std::numeric_limits<float>::infinity()}) {
+    for (size_t at : {0u, 77u, 4999u}) {
+      std::vector<float> x(5000, 1.f);
+      x[at] = bad;
+      EXPECT_TRUE(std::isnan(moments_of_group(x, 2048).variance)) << bad << " at " << at;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gnsilu
