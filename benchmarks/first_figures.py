@@ -79,16 +79,16 @@ class Case:
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         return F.silu(F.group_norm(x, GROUPS, weight, bias, EPS))
 
-    def three_pass(self, config: Any, x: Tensor) -> Tensor:
+    def two_pass(self, config: Any, x: Tensor) -> Tensor:
         """With one of the tuner's candidates, whatever the tuner would take."""
-        return torch.ops.gnsilu._three_pass_with_config(
+        return torch.ops.gnsilu._with_config(
             x, GROUPS, self.weight, self.bias, EPS, x.dtype, True,
-            config.threads, config.vectors_in_flight,
+            "two_pass", config.threads, config.vectors_in_flight, 1,
         )  # fmt: skip
 
 
 def candidates() -> list[Any]:
-    return gnsilu._C.candidates(gnsilu._C.Route.three_pass)
+    return gnsilu._C.candidates(gnsilu._C.Route.two_pass)
 
 
 # ---------------------------------------------------------------------------------- exactness
@@ -137,7 +137,7 @@ def equal_bits(console: Console) -> tuple[dict[str, Any], bool]:
             case = Case.of(normal(shape, dtype, "cuda", 3.0))
             first = case.gnsilu(case.x).view(torch.int16)
             for config in candidates():
-                y = case.three_pass(config, case.x)
+                y = case.two_pass(config, case.x)
                 if not torch.equal(y.view(torch.int16), first):
                     different.append(f"{name_of(shape)} {dtype} {config}")
             for run in range(REPEATS):
@@ -223,10 +223,10 @@ def configurations(console: Console) -> list[dict[str, Any]]:
     rows = []
     for shape in CONFIG_SHAPES:
         case = Case.of(normal(shape, torch.bfloat16, "cuda"))
-        variants = {str(c): partial(case.three_pass, c) for c in candidates()}
+        variants = {str(c): partial(case.two_pass, c) for c in candidates()}
         times = device_times({**COPIES, **variants}, case.x, 2.0)
         copy = fastest_copy(times).median
-        table = Table(title=f"three_pass at {name_of(shape)}, BF16: every candidate, default *")
+        table = Table(title=f"two_pass at {name_of(shape)}, BF16: every candidate, default *")
         for heading in ("configuration", "us (p10-p90)", "x copy"):
             table.add_column(heading)
         default = next(iter(variants))

@@ -28,6 +28,7 @@ VARIANTS = {
 }
 # exactness.py's contenders.
 CONTENDERS = {
+    "two_pass": "gnsilu, `two_pass` and `resident`",
     "three_pass": "gnsilu, `three_pass`",
     "fallback": "gnsilu, `fallback`",
     "differentiable": "gnsilu, gradient needed",

@@ -30,8 +30,9 @@ __device__ __forceinline__ Normalisation merged_normalisation(const GroupRange& 
                                                               int64_t group) {
   const Workspace& w = range.workspace;
   if (w.moments != nullptr) {
-    const GroupMoments moments = merge_moments(w.moments + group * range.spans, range.spans,
-                                               range.span_size, range.group_size);
+    const GroupMoments moments =
+        merge_moments(w.moments + group * range.spans, range.spans, range.span_size,
+                      range.group_size, range.inverse_group_size);
     return normalisation_of(moments.variance, moments.centre, range.eps);
   }
   const double squares = merge_sums(w.squares + group * range.spans, range.spans);

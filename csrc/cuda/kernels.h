@@ -29,6 +29,7 @@ struct GroupRange {
   int64_t first;       // number of the first group
   int64_t groups;      // groups in this launch
   int64_t group_size;  // elements
+  double inverse_group_size;
   int64_t num_groups;  // a sample
   uint32_t spatial_size;
   uint32_t channels_per_group;

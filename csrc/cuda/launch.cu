@@ -52,6 +52,7 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
 
   GroupRange range{};
   range.group_size = problem.group_size();
+  range.inverse_group_size = 1.0 / static_cast<double>(range.group_size);
   range.spatial_size = static_cast<uint32_t>(problem.spatial_size);
   range.channels_per_group = static_cast<uint32_t>(problem.channels_per_group());
   range.num_groups = problem.num_groups;

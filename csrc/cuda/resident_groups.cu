@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   if (alone) __syncthreads();
 
   if (threadIdx.x < kWarp) {
-    const GroupMoments merged =
-        merge_moments(moments, range.spans, range.span_size, range.group_size);
+    const GroupMoments merged = merge_moments(moments, range.spans, range.span_size,
+                                              range.group_size, range.inverse_group_size);
     if (threadIdx.x == 0) {
       shared_normalisation = normalisation_of(merged.variance, merged.centre, range.eps);
     }

@@ -96,6 +96,7 @@ template <DType kX, uint32_t kInFlight, class Scale, class Keep>
 __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t size, Scale scale,
                                                     Keep keep) {
   static_assert(kInFlight % kChunkVectors == 0, "whole chunks are loaded at once");
+  const double inverse_size = 1.0 / static_cast<double>(size);  // while x is on its way
   const double pivot = static_cast<double>(scale(to_float<kX>(x[0])));
   SpanReader<kX, Scale, Keep> reader{x, scale, keep, pivot, {}};
   const uint32_t vectors = size / kVector;
@@ -116,7 +117,7 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
   const ChunkSums& sums = reader.sums;
   const double deviations = warp_sum(kChunk * sums.deviations);
   const double squares = warp_sum(fma(static_cast<double>(kChunk), sums.squares, sums.within));
-  return moments_of(deviations, squares, pivot, size);
+  return moments_of(deviations, squares, pivot, inverse_size);
 }
 
 // The span again, scaled by its largest magnitude: for values whose squares leave FP32's range.
@@ -143,7 +144,8 @@ __device__ __forceinline__ SpanMoments warp_moments(const uint16_t* x, uint32_t 
 
 // A group's moments from those of its spans, by one warp, the same in every lane.
 __device__ __forceinline__ GroupMoments merge_moments(const SpanMoments* spans, int count,
-                                                      uint32_t span_size, int64_t group_size) {
+                                                      uint32_t span_size, int64_t group_size,
+                                                      double inverse_group_size) {
   const double origin = spans[0].mean;
   const double last_size =
       static_cast<double>(group_size - static_cast<int64_t>(count - 1) * span_size);
@@ -154,7 +156,7 @@ __device__ __forceinline__ GroupMoments merge_moments(const SpanMoments* spans, 
   }
   sums.deviations = warp_sum(sums.deviations);
   sums.squares = warp_sum(sums.squares);
-  return group_moments(sums, origin, group_size);
+  return group_moments(sums, origin, inverse_group_size);
 }
 
 }  // namespace gnsilu

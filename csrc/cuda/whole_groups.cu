@@ -28,7 +28,7 @@ __global__ void whole_groups(GroupRange range, uint32_t lanes) {
     const SpanMoments span = warp_moments<kX, kInFlight>(x, size);
     SpanSums sums;
     sums.add(span, static_cast<double>(size), span.mean);
-    const GroupMoments moments = group_moments(sums, span.mean, range.group_size);
+    const GroupMoments moments = group_moments(sums, span.mean, range.inverse_group_size);
     const Normalisation normalisation =
         normalisation_of(moments.variance, moments.centre, range.eps);
 

@@ -135,12 +135,13 @@ void bind_plan(py::module_& m) {
       .def_readonly("reason", &Plan::reason)
       .def_readonly("config", &Plan::config)
       .def_readonly("spans", &Plan::spans)
+      .def_readonly("cluster", &Plan::cluster)
       .def_readonly("groups_per_launch", &Plan::groups_per_launch)
       .def_readonly("workspace_bytes", &Plan::workspace_bytes)
       .def_readonly("bytes_per_element", &Plan::bytes_per_element)
       .def_property_readonly("tunable", &Plan::tunable)
-      .def("__repr__", repr_of({"route", "reason", "config", "spans", "groups_per_launch",
-                                "workspace_bytes", "bytes_per_element"}));
+      .def("__repr__", repr_of({"route", "reason", "config", "spans", "cluster",
+                                "groups_per_launch", "workspace_bytes", "bytes_per_element"}));
 
   m.def("choose", &choose, "problem"_a, "device"_a, "forced"_a = py::none());
   m.def("candidates", &candidates, "route"_a);

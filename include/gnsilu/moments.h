@@ -55,9 +55,10 @@ struct ChunkSums {
   }
 };
 
-// From the sums over all lanes. scale: what x was multiplied by, a power of two.
-GNSILU_HD SpanMoments moments_of(double deviations, double squares, double pivot, uint32_t size) {
-  const double shift = deviations / static_cast<double>(size);
+// From the sums over all lanes of (x - pivot) and its square; inverse_size: 1 / elements.
+GNSILU_HD SpanMoments moments_of(double deviations, double squares, double pivot,
+                                 double inverse_size) {
+  const double shift = deviations * inverse_size;
   const double about_mean = fma(-deviations, shift, squares);
   return {pivot + shift, about_mean < 0 ? 0 : about_mean};  // a NaN stays
 }
@@ -100,17 +101,19 @@ struct GroupMoments {
   double variance;
 };
 
-GNSILU_HD GroupMoments group_moments(const SpanSums& sums, double origin, int64_t group_size) {
-  const double size = static_cast<double>(group_size);
-  const double shift = sums.deviations / size;
-  const double variance = fma(-shift, sums.deviations, sums.squares) / size;
+// inverse_size: 1 / elements of the group.
+GNSILU_HD GroupMoments group_moments(const SpanSums& sums, double origin, double inverse_size) {
+  const double shift = sums.deviations * inverse_size;
+  const double squares = fma(-shift, sums.deviations, sums.squares);  // about the mean
   GroupMoments group;
-  group.variance = variance < 0 ? 0 : variance;
+  group.variance = squares < 0 ? 0 : squares * inverse_size;
   group.centre.mean = origin + shift;
   group.centre.mean32 = static_cast<float>(group.centre.mean);
-  // |x - mean| <= sqrt(n * variance).
-  const double largest = 2 * fabs(group.centre.mean) + sqrt(size * group.variance);
-  group.centre.exponent = clamp_exponent(exponent_above(largest), -126, 129);
+  // |x - mean| <= sqrt(squares), whose exponent is half of that of squares, rounded up.
+  const int of_mean = exponent_above(2 * fabs(group.centre.mean));
+  const int of_deviation = (exponent_above(squares) + 1) / 2;
+  const int larger = of_mean > of_deviation ? of_mean : of_deviation;
+  group.centre.exponent = clamp_exponent(larger + 1, -126, 129);
   return group;
 }
 

@@ -42,6 +42,7 @@ class Route:
     fallback: ClassVar[Route]
     three_pass: ClassVar[Route]
     two_pass: ClassVar[Route]
+    resident: ClassVar[Route]
     def __init__(self, value: int) -> None: ...
     @property
     def name(self) -> str: ...
@@ -102,6 +103,7 @@ class Device:
         capability_minor: int,
         driver_version: int,
         has_kernel_image: bool = True,
+        shared_memory_per_block: int = 49152,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -115,6 +117,8 @@ class Device:
     def driver_version(self) -> int: ...
     @property
     def has_kernel_image(self) -> bool: ...
+    @property
+    def shared_memory_per_block(self) -> int: ...
 
 class Config:
     """A launch configuration."""
@@ -144,6 +148,9 @@ class Plan:
     def config(self) -> Config: ...
     @property
     def spans(self) -> Spans: ...
+    @property
+    def cluster(self) -> int:
+        """Blocks that share a group; of the resident route only."""
     @property
     def groups_per_launch(self) -> int: ...
     @property

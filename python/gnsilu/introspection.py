@@ -31,7 +31,8 @@ class Explanation:
     """How :func:`gnsilu.group_norm_silu` would compute a call."""
 
     route: str
-    """``"fallback"`` (PyTorch's operators) or ``"three_pass"`` (CUDA kernels)."""
+    """``"fallback"`` (PyTorch's operators), or CUDA kernels: ``"resident"``, ``"two_pass"`` or
+    ``"three_pass"``, which read x once, twice and three times."""
     reason: str
     """Why this route."""
     config: LaunchConfig | None

@@ -1,8 +1,11 @@
 // Routes, tilings and costs on invented problems and devices.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
+#include <string>
 
+#include "gnsilu/moments.h"
 #include "gnsilu/numerics.h"
 #include "gnsilu/plan.h"
 #include "gnsilu/spans.h"
@@ -16,6 +19,7 @@ Device gpu(int capability = 90, int sm_count = 132) {
   device.sm_count = sm_count;
   device.capability_major = capability / 10;
   device.capability_minor = capability % 10;
+  device.shared_memory_per_block = capability >= 90 ? 232448 : capability >= 80 ? 101376 : 65536;
   return device;
 }
 
@@ -31,16 +35,54 @@ Problem problem(int64_t samples, int64_t channels, int64_t spatial_size, int64_t
 
 const Problem kDecoder = problem(1, 256, 1024 * 1024, 32);
 
-TEST(Choose, TakesThreePassForContiguous16BitOnCuda) {
+const Route kFused[] = {Route::kThreePass, Route::kTwoPass, Route::kResident};
+
+TEST(Choose, TakesTwoPassForLargeGroups) {
   for (int capability : {75, 80, 86, 89, 90, 100, 120}) {
     for (int sm_count : {1, 14, 80, 132, 188}) {
       const Plan plan = choose(kDecoder, gpu(capability, sm_count));
-      EXPECT_EQ(plan.route, Route::kThreePass);
-      EXPECT_EQ(plan.bytes_per_element, 8);
+      EXPECT_EQ(plan.route, Route::kTwoPass);
+      EXPECT_EQ(plan.bytes_per_element, 6);
       EXPECT_TRUE(plan.tunable());
       EXPECT_TRUE(is_candidate(plan.route, plan.config));
     }
   }
+}
+
+TEST(Choose, HoldsGroupsThatFitInSharedMemory) {
+  for (int capability : {75, 80, 86, 89, 90, 100, 120}) {
+    for (int sm_count : {1, 14, 80, 132, 188}) {
+      const Device device = gpu(capability, sm_count);
+      for (int64_t samples : {1, 2, 33, 5000}) {
+        for (int64_t spatial : {64, 65, 1089, 4096, 16384, 65536}) {
+          const Problem p = problem(samples, 512, spatial, 32);
+          const Plan plan = choose(p, device);
+          EXPECT_NE(plan.route, Route::kFallback);
+          if (plan.route != Route::kResident) continue;
+          EXPECT_EQ(plan.bytes_per_element, 4);
+          EXPECT_EQ(plan.workspace_bytes, 0);
+          EXPECT_EQ(plan.groups_per_launch, p.group_count());
+          EXPECT_GE(plan.cluster, 1);
+          EXPECT_LE(plan.cluster, capability >= 90 ? std::min(7, sm_count) : 1);
+          EXPECT_LE(plan.cluster, plan.spans.count);
+          EXPECT_LE(resident_bytes(plan.spans, p.channels_per_group(), plan.cluster) +
+                        kResidentStaticBytes,
+                    device.shared_memory_per_block);
+          EXPECT_TRUE(is_candidate(plan.route, plan.config));
+          EXPECT_FALSE(plan.tunable());
+        }
+      }
+    }
+  }
+  EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu()).cluster, 7);
+  EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu(89)).route, Route::kTwoPass);
+  EXPECT_EQ(choose(problem(1, 512, 2048, 32), gpu(89)).route, Route::kResident);
+  EXPECT_EQ(choose(problem(1, 512, 16384, 32), gpu()).route, Route::kResident);
+  EXPECT_EQ(choose(problem(1, 256, 65536, 32), gpu()).route, Route::kTwoPass);
+}
+
+TEST(Choose, RefusesToHoldWhatDoesNotFit) {
+  EXPECT_THROW(choose(kDecoder, gpu(), Route::kResident), std::invalid_argument);
 }
 
 struct Change {
@@ -70,11 +112,14 @@ TEST(Choose, FallsBackWithAReasonAndRefusesTheForcedRoute) {
     EXPECT_EQ(plan.route, Route::kFallback);
     EXPECT_STREQ(plan.reason, change.reason);
     EXPECT_EQ(plan.workspace_bytes, 0);
-    try {
-      choose(p, device, Route::kThreePass);
-      FAIL() << change.reason;
-    } catch (const std::invalid_argument& error) {
-      EXPECT_EQ(error.what(), std::string("route three_pass is not possible: ") + change.reason);
+    for (Route route : kFused) {
+      try {
+        choose(p, device, route);
+        FAIL() << change.reason;
+      } catch (const std::invalid_argument& error) {
+        EXPECT_EQ(error.what(),
+                  std::string("route ") + to_string(route) + " is not possible: " + change.reason);
+      }
     }
   }
 }
@@ -82,6 +127,10 @@ TEST(Choose, FallsBackWithAReasonAndRefusesTheForcedRoute) {
 TEST(Choose, ObeysAForcedRoute) {
   EXPECT_EQ(choose(kDecoder, gpu(), Route::kFallback).route, Route::kFallback);
   EXPECT_EQ(choose(kDecoder, gpu(), Route::kThreePass).route, Route::kThreePass);
+  EXPECT_EQ(choose(kDecoder, gpu(), Route::kThreePass).bytes_per_element, 8);
+  EXPECT_EQ(choose(kDecoder, gpu(), Route::kTwoPass).route, Route::kTwoPass);
+  const Problem small = problem(1, 512, 4096, 32);
+  for (Route route : kFused) EXPECT_EQ(choose(small, gpu(), route).route, route);
 }
 
 TEST(Choose, KeepsTheWorkspaceBelowItsLimit) {
@@ -89,18 +138,20 @@ TEST(Choose, KeepsTheWorkspaceBelowItsLimit) {
     for (int64_t spatial : {1, 64, 513, 4096, 65536, 1 << 20, 1 << 24}) {
       for (int64_t groups : {1, 2, 32, 128}) {
         const Problem p = problem(samples, 128, spatial, groups);
-        const Plan plan = choose(p, gpu());
-        EXPECT_LE(plan.workspace_bytes, kMaxWorkspaceBytes);
-        EXPECT_GE(plan.groups_per_launch, 1);
-        EXPECT_LE(plan.groups_per_launch, p.group_count());
-        EXPECT_EQ(plan.workspace_bytes > 0, plan.spans.count > 1);
+        for (Route route : {Route::kThreePass, Route::kTwoPass}) {
+          const Plan plan = choose(p, gpu(), route);
+          EXPECT_LE(plan.workspace_bytes, kMaxWorkspaceBytes);
+          EXPECT_GE(plan.groups_per_launch, 1);
+          EXPECT_LE(plan.groups_per_launch, p.group_count());
+          EXPECT_EQ(plan.workspace_bytes > 0, plan.spans.count > 1);
+        }
       }
     }
   }
 }
 
 TEST(Choose, NeedsNoWorkspaceForGroupsOfOneSpan) {
-  const Plan plan = choose(problem(2, 320, 64, 32), gpu());
+  const Plan plan = choose(problem(2, 320, 49, 32), gpu());
   EXPECT_EQ(plan.spans.count, 1);
   EXPECT_EQ(plan.workspace_bytes, 0);
   EXPECT_EQ(plan.bytes_per_element, 4);
@@ -110,7 +161,8 @@ TEST(Choose, NeedsNoWorkspaceForGroupsOfOneSpan) {
 TEST(Choose, CountsBytesOfAnFp32Result) {
   Problem p = kDecoder;
   p.y_dtype = DType::kFloat32;
-  EXPECT_EQ(choose(p, gpu()).bytes_per_element, 10);
+  EXPECT_EQ(choose(p, gpu()).bytes_per_element, 8);
+  EXPECT_EQ(choose(p, gpu(), Route::kThreePass).bytes_per_element, 10);
 }
 
 TEST(Choose, TakesEmptyProblems) {
@@ -134,28 +186,32 @@ TEST(Spans, CoverTheGroupWithinTheirBounds) {
 }
 
 TEST(Candidates, BeginWithTheDefaultAndAreLaunchable) {
-  const auto& list = candidates(Route::kThreePass);
-  ASSERT_FALSE(list.empty());
-  EXPECT_EQ(list.front(), Config{});
-  for (const Config& config : list) {
-    EXPECT_EQ(config.threads % 32, 0);
-    EXPECT_GE(config.threads, 32);
-    EXPECT_LE(config.threads, 1024);
+  for (Route route : kFused) {
+    const auto& list = candidates(route);
+    ASSERT_FALSE(list.empty());
+    for (const Config& config : list) {
+      EXPECT_EQ(config.threads % 32, 0);
+      EXPECT_GE(config.threads, 32);
+      EXPECT_LE(config.threads, 1024);
+    }
   }
+  EXPECT_EQ(candidates(Route::kTwoPass).front(), Config{});
   EXPECT_TRUE(candidates(Route::kFallback).empty());
   EXPECT_FALSE(is_candidate(Route::kThreePass, Config{3, 4}));
 }
 
 TEST(Routes, HaveNamesThatComeBack) {
-  for (Route route : {Route::kFallback, Route::kThreePass}) {
+  for (Route route : {Route::kFallback, Route::kThreePass, Route::kTwoPass, Route::kResident}) {
     EXPECT_EQ(route_from_name(to_string(route)), route);
   }
   EXPECT_FALSE(route_from_name("auto").has_value());
   EXPECT_FALSE(route_from_name("four_pass").has_value());
 }
 
-TEST(Workspace, CountsTheCentreThatTheKernelsStore) {
+TEST(Workspace, CountsWhatTheKernelsStore) {
   EXPECT_EQ(sizeof(Centre), static_cast<size_t>(kCentreBytes));
+  EXPECT_EQ(sizeof(SpanMoments), static_cast<size_t>(kSpanMomentsBytes));
+  EXPECT_EQ(sizeof(Affine), static_cast<size_t>(kAffineBytes));
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ SpanMoments sum_span(const float* x, size_t size, float scale) {
   add(std::integral_constant<int, 8>());
   add(std::integral_constant<int, 1>());
   return moments_of(kChunk * sums.deviations, fma(kChunk, sums.squares, sums.within), pivot,
-                    static_cast<uint32_t>(size));
+                    1.0 / static_cast<double>(size));
 }
 
 SpanMoments span_moments(const float* x, size_t size) {
@@ -47,7 +47,7 @@ GroupMoments moments_of_group(const std::vector<float>& x, size_t span) {
     const size_t size = std::min(span, x.size() - start);
     sums.add(span_moments(x.data() + start, size), static_cast<double>(size), origin);
   }
-  return group_moments(sums, origin, static_cast<int64_t>(x.size()));
+  return group_moments(sums, origin, 1.0 / static_cast<double>(x.size()));
 }
 
 struct Reference {

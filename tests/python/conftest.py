@@ -89,14 +89,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def _routes() -> list[object]:
     gpu = [
         pytest.param(("cuda", route), id=f"cuda-{route}", marks=pytest.mark.gpu)
-        for route in ("three_pass", "fallback")
+        for route in ("auto", "two_pass", "three_pass", "fallback")
     ]
     return [pytest.param(("cpu", None), id="cpu"), *gpu]
 
 
 @pytest.fixture(params=_routes())
 def routed_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Runs the test on every route: the fallback on the CPU, each route forced on a GPU."""
+    """Runs the test on every route: the fallback on the CPU; on a GPU the one that is chosen and
+    those that serve every shape."""
     device, route = request.param
     if route is not None:
         monkeypatch.setenv("GNSILU_ROUTE", route)

@@ -76,7 +76,7 @@ def test_contenders_are_what_they_say(figures):
 
 
 def test_what_cannot_run_here_is_named(benchmark, figures):
-    assert set(figures["missing"]) == {"three_pass", "compiled"}
+    assert set(figures["missing"]) == {"two_pass", "three_pass", "compiled"}
     assert figures["missing"]["three_pass"] == "needs a CUDA GPU"
     assert "compiler" in figures["missing"]["compiled"]
     assert "torch.compile is not possible here" in benchmark[0]

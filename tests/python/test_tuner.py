@@ -47,12 +47,12 @@ def warnings():
 
 def test_choose_gives_the_plan():
     plan = _C.choose(problem(), DEVICE)
-    assert plan.route == THREE_PASS
+    assert plan.route == _C.Route.two_pass
     assert plan.config == CANDIDATES[0]
     assert plan.spans.count == _C.spans_of(8 * 2**20).count
     assert plan.workspace_bytes > 0
     assert plan.tunable
-    assert "three_pass" in repr(plan)
+    assert "two_pass" in repr(plan)
 
 
 def test_choose_refuses_a_forced_route_with_the_reason():
@@ -217,7 +217,7 @@ def test_case_50_no_grid_of_0_on_1_to_188_multiprocessors(
         for capability in ((7, 5), (9, 0), (12, 0)):
             plan = _C.choose(asked, device(sm_count, capability))
             spans = plan.spans
-            assert plan.route == THREE_PASS
+            assert plan.route == _C.Route.two_pass
             assert 1 <= plan.groups_per_launch <= samples * num_groups
             assert (spans.count - 1) * spans.size < group <= spans.count * spans.size
             assert 0 <= plan.workspace_bytes <= 1 << 20
