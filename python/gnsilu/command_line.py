@@ -150,7 +150,12 @@ def _route_table(title: str, rows: Iterator[tuple[str, str]]) -> Table:
 def _choices() -> Iterator[tuple[str, str]]:
     """Route and reason of the typical shapes on an invented GPU."""
     device = _C.Device(
-        name="", sm_count=132, capability_major=9, capability_minor=0, driver_version=0
+        name="",
+        sm_count=132,
+        capability_major=9,
+        capability_minor=0,
+        driver_version=0,
+        shared_memory_per_block=232448,
     )
     for samples, channels, height, width in TYPICAL_SHAPES:
         problem = _C.Problem(

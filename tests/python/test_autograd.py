@@ -100,7 +100,6 @@ def test_case_32_modes(which, mode, device):
     assert_exact(y.detach(), x, 4, weight, bias)
 
 
-@pytest.mark.xfail(reason="explain() asks for grad mode alone", strict=True)
 def test_explain_knows_that_inference_mode_needs_no_gradient(device):
     x = random_x((2, 16, 9, 9), BF16, device).requires_grad_()
     with torch.inference_mode(), torch.enable_grad():

@@ -9,7 +9,7 @@ from inputs import BF16, HALVES, random_x
 from reference import assert_exact, same_bits
 from torch import Tensor
 
-ROUTES = ["three_pass", "fallback"]
+ROUTES = ["auto", "fallback"]  # auto: two_pass, resident or whole_groups by the size of a group
 
 
 def normal_on_gpu(shape: tuple[int, ...], dtype: torch.dtype = BF16) -> Tensor:
@@ -43,7 +43,7 @@ def repeated(tile: Tensor, copies: int) -> Tensor:
 
 # --- more than 32 bits count --------------------------------------------------------------------
 
-# Tile, copies of it, groups, GiB that three_pass and the fallback need.
+# Tile, copies of it, groups, GiB that two_pass and the fallback need.
 BEYOND_2_31 = {
     "2^31": ((1, 128, 64, 4096), 64, 32, (14, 14)),
     "just above 2^31": ((1, 128, 17, 4096), 241, 32, (14, 14)),

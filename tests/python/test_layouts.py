@@ -124,7 +124,7 @@ def test_case_26_views(view, device):
     x = make(random_x(shape, BF16, device))
     assert_exact_in_layout(x, 8 if x.shape[1] == 32 else 1)
     if device.type == "cuda" and not x.is_neg():
-        fused = gnsilu.explain(x, 1).route == "three_pass"
+        fused = gnsilu.explain(x, 1).route != "fallback"
         assert fused == (view in ("some channels of one sample", "the last rows of one channel"))
 
 
@@ -195,7 +195,7 @@ def slots_between_sentinels(nbytes: int) -> tuple[list[Tensor], list[int]]:
 )
 def test_case_27_nothing_is_written_beside_the_result(shape, groups, y_dtype, monkeypatch):
     x = random_x(shape, BF16, torch.device("cuda"))
-    for route in ("three_pass", "fallback"):
+    for route in ("auto", "two_pass", "three_pass", "fallback"):
         monkeypatch.setenv("GNSILU_ROUTE", route)
         nbytes = x.numel() * y_dtype.itemsize
         assert nbytes % 512 == 0

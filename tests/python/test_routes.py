@@ -34,6 +34,7 @@ FALLBACKS = {
     "gradient": pytest.param(lambda: tensor().requires_grad_(), "a gradient is needed", marks=GPU),
     "gradient on the CPU": (lambda: tensor(device="cpu").requires_grad_(), "a gradient is needed"),
 }
+FUSED = ("resident", "two_pass", "three_pass")
 CASES = [
     pytest.param(*case.values, id=name, marks=case.marks)
     if hasattr(case, "marks")
@@ -48,10 +49,11 @@ def test_fallback_says_why_and_refuses_to_be_forced(make, reason, monkeypatch):
     explanation = gnsilu.explain(x, 8)
     assert (explanation.route, explanation.reason) == ("fallback", reason)
     assert explanation.config is None and explanation.workspace_bytes == 0
-    monkeypatch.setenv("GNSILU_ROUTE", "three_pass")
-    for function in (gnsilu.group_norm_silu, gnsilu.group_norm, gnsilu.explain):
-        with pytest.raises(RuntimeError, match=f"three_pass is not possible: {reason}"):
-            function(x, 8)
+    for route in FUSED:
+        monkeypatch.setenv("GNSILU_ROUTE", route)
+        for function in (gnsilu.group_norm_silu, gnsilu.group_norm, gnsilu.explain):
+            with pytest.raises(RuntimeError, match=f"{route} is not possible: {reason}"):
+                function(x, 8)
     monkeypatch.setenv("GNSILU_ROUTE", "fallback")
     assert gnsilu.explain(x, 8).reason == "asked for"
     gnsilu.group_norm_silu(x, 8)
@@ -74,28 +76,40 @@ def test_unknown_route_is_an_error(device, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_three_pass_on_the_gpu():
-    x = tensor()
-    explanation = gnsilu.explain(x, 2)
-    assert explanation.route == "three_pass"
-    assert explanation.bytes_per_element == 8
+def test_routes_of_a_gpu(monkeypatch):
+    large = torch.zeros(1, 32, 512, 512, dtype=BF16, device="cuda")
+    explanation = gnsilu.explain(large, 2)
+    assert (explanation.route, explanation.bytes_per_element) == ("two_pass", 6)
     assert 0 < explanation.workspace_bytes <= 1 << 20
     assert isinstance(explanation.config, gnsilu.LaunchConfig)
     assert "128 threads" in str(explanation)
-    small = gnsilu.explain(x[:, :, :8].contiguous(), 8)
-    assert (small.route, small.workspace_bytes, small.config) == ("three_pass", 0, None)
-    assert gnsilu.explain(x, 2, dtype=torch.float32).bytes_per_element == 10
+    assert gnsilu.explain(large, 2, dtype=torch.float32).bytes_per_element == 8
+    for x, route in (
+        (large[:, :, :4, :512].contiguous(), "resident"),
+        (large[:, :, :1, :8].contiguous(), "three_pass"),
+    ):
+        found = gnsilu.explain(x, 16)
+        assert (found.route, found.bytes_per_element) == (route, 4)
+        assert (found.workspace_bytes, found.config) == (0, None)
+    monkeypatch.setenv("GNSILU_ROUTE", "three_pass")
+    assert gnsilu.explain(large, 2).bytes_per_element == 8
+    monkeypatch.setenv("GNSILU_ROUTE", "resident")
+    for function in (gnsilu.group_norm_silu, gnsilu.explain):
+        with pytest.raises(RuntimeError, match="a group does not fit into shared memory"):
+            function(large, 2)
 
 
 @pytest.mark.gpu
-def test_forced_routes_are_both_exact(monkeypatch):
+def test_forced_routes_are_all_exact(monkeypatch):
     x = random_x((1, 32, 64, 64), BF16, torch.device("cuda"))
     results = []
-    for route in ("three_pass", "fallback"):
+    for route in (*FUSED, "fallback"):
         monkeypatch.setenv("GNSILU_ROUTE", route)
+        assert gnsilu.explain(x, 8).reason == "asked for"
         results.append(gnsilu.group_norm_silu(x, 8))
         assert_exact(results[-1], x, 8)
-    assert (results[0] != results[1]).float().mean() < 1e-4
+    for result in results[1:]:
+        assert (results[0] != result).float().mean() < 1e-4
 
 
 def test_explain_checks_its_arguments():
