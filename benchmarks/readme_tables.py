@@ -116,7 +116,7 @@ def in_short(figures: dict[str, Any]) -> str:
     rows = [
         [title, *(cell(contender, *column) for column in columns)]
         for contender, title in CONTENDERS.items()
-        if contender not in figures["missing"]
+        if contender in figures["exactness"][0]
     ]
     headings = [f"{short}, {what} x" for short in TYPES.values() for what in ("ordinary", "all")]
     missing = [
@@ -128,7 +128,7 @@ def in_short(figures: dict[str, Any]) -> str:
 
 def by_input(figures: dict[str, Any]) -> str:
     found = {(row["input"], row["dtype"]): row for row in figures["exactness"]}
-    contenders = [name for name in CONTENDERS if name not in figures["missing"]]
+    contenders = [name for name in CONTENDERS if name in figures["exactness"][0]]
     rows = []
     for name in dict.fromkeys(name for name, _ in found):
         for contender in contenders:

@@ -21,8 +21,12 @@ status=0
 for part in $parts; do
   case $part in
     test)
+      # What was running is in the log, should the machine's time be up.
+      export PYTEST_ADDOPTS=-v
+      python3 -c 'import pytest_timeout' 2>/dev/null && export PYTEST_ADDOPTS='-v --timeout 100'
       make gpu-test INSTALLED=1 PYTHON=python3 GTEST_DIR=carry/tests >"$output/test.log" 2>&1 ||
         status=1
+      unset PYTEST_ADDOPTS
       cp tests/gpu_record.json "$output/"
       grep -E '^(FAILED|ERROR|E  )|passed|SUMMARY|calls checked' "$output/test.log" | tail -60
       ;;

@@ -115,9 +115,9 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
     reader.sums.add(one, pivot);
   }
   const ChunkSums& sums = reader.sums;
-  const double deviations = warp_sum(kChunk * sums.deviations);
+  const double sum = warp_total(sums.sum);
   const double squares = warp_sum(fma(static_cast<double>(kChunk), sums.squares, sums.within));
-  return moments_of(deviations, squares, pivot, inverse_size);
+  return moments_of(sum, squares, pivot, static_cast<double>(size), inverse_size);
 }
 
 // The span again, scaled by its largest magnitude: for values whose squares leave FP32's range.

@@ -1,11 +1,11 @@
 // Mean and variance in one pass, without cancellation, for host and device alike.
 //
-// A chunk of up to 32 elements is centred on its own FP32 mean; the squares about it are summed in
-// FP32, the chunk's mean enters FP64 sums about a pivot, an element of the span. Spans merge in
-// FP64 (Chan, Golub, LeVeque: The American Statistician 37, 1983). Where a large mean would make
-// FP32 cancel, the elements share their exponent and the sum of 32 of them is exact: 5 bits more
-// than BF16's 8 or FP16's 11, of 24. The pivot costs log2(n) bits of FP64 at most, since
-// (mean - pivot)^2 <= (n - 1) * variance.
+// The mean is summed exactly, with two-sums. For the variance a chunk of up to 32 elements is
+// centred on its own FP32 mean: the squares about it are summed in FP32, those of the chunk's mean
+// in FP64, about a pivot, an element of the span. Spans merge in FP64 (Chan, Golub, LeVeque: The
+// American Statistician 37, 1983). Where a large mean would make FP32 cancel, the elements share
+// their exponent and the sum of 32 of them is exact: 5 bits more than BF16's 8 or FP16's 11, of 24.
+// The pivot costs log2(n) bits of FP64 at most, since (mean - pivot)^2 <= (n - 1) * variance.
 #pragma once
 
 #include "gnsilu/numerics.h"
@@ -32,9 +32,12 @@ GNSILU_HD float tree_sum(const float* values) {
 
 // What one lane gathers of its chunks.
 struct ChunkSums {
-  double deviations = 0;  // of (chunk mean - pivot), in units of kChunk elements
-  double squares = 0;     // of (chunk mean - pivot)^2, likewise
-  double within = 0;      // of (x - chunk mean)^2, over elements
+  // Of x, exactly. From the chunks' means, which are rounded to FP32, the group's mean would be off
+  // by 2^-40 deviations: an element that near to it shows that, in a BF16 or FP32 result without
+  // bias.
+  Sum32 sum[4];
+  double squares = 0;  // sum of (chunk mean - pivot)^2, in units of kChunk elements
+  double within = 0;   // sum of (x - chunk mean)^2
 
   // Adds a chunk of kCount elements, a power of two, at most kChunk.
   template <int kCount>
@@ -47,17 +50,18 @@ struct ChunkSums {
     for (int i = 0; i < kCount; ++i) {
       const float deviation = sub_rn(x[i], mean);
       runs[i % kRuns] = fma_rn(deviation, deviation, runs[i % kRuns]);
+      sum[i % 4].add(x[i]);
     }
     const double deviation = static_cast<double>(mean) - pivot;
-    deviations = fma(kWeight, deviation, deviations);
     squares = fma(kWeight * deviation, deviation, squares);
     within += static_cast<double>(tree_sum<kRuns>(runs));
   }
 };
 
-// From the sums over all lanes of (x - pivot) and its square; inverse_size: 1 / elements.
-GNSILU_HD SpanMoments moments_of(double deviations, double squares, double pivot,
+// From the sums over all lanes of x and of (x - pivot)^2; inverse_size: 1 / size.
+GNSILU_HD SpanMoments moments_of(double sum, double squares, double pivot, double size,
                                  double inverse_size) {
+  const double deviations = fma(-size, pivot, sum);  // of (x - pivot)
   const double shift = deviations * inverse_size;
   const double about_mean = fma(-deviations, shift, squares);
   return {pivot + shift, about_mean < 0 ? 0 : about_mean};  // a NaN stays

@@ -27,8 +27,10 @@ SpanMoments sum_span(const float* x, size_t size, float scale) {
   add(std::integral_constant<int, 32>());
   add(std::integral_constant<int, 8>());
   add(std::integral_constant<int, 1>());
-  return moments_of(kChunk * sums.deviations, fma(kChunk, sums.squares, sums.within), pivot,
-                    1.0 / static_cast<double>(size));
+  double sum = 0;
+  for (const Sum32& part : sums.sum) sum += part.value();
+  const auto count = static_cast<double>(size);
+  return moments_of(sum, fma(kChunk, sums.squares, sums.within), pivot, count, 1 / count);
 }
 
 SpanMoments span_moments(const float* x, size_t size) {
@@ -89,9 +91,7 @@ TEST_P(OnePass, MatchesLongDouble) {
     const Reference want = reference_of(x);
     const GroupMoments got = moments_of_group(x, 2048);
     const double scale = std::fabs(GetParam().mean) + GetParam().sigma;
-    // A chunk's FP32 mean is off by 2^-24 of its elements at worst; over chunks that averages out.
-    EXPECT_NEAR(got.centre.mean, static_cast<double>(want.mean),
-                std::ldexp(size == 1 ? 0 : GetParam().sigma + 1e-3 * scale, -21));
+    EXPECT_NEAR(got.centre.mean, static_cast<double>(want.mean), std::ldexp(scale, -44));
     EXPECT_NEAR(got.variance, static_cast<double>(want.variance),
                 static_cast<double>(want.variance) * 0x1p-21);
     EXPECT_LE(static_cast<double>(std::fabs(got.centre.mean32)) * 1.001,
@@ -159,6 +159,17 @@ TEST(OnePass, ScalingByAPowerOfTwoChangesNothingElse) {
     const GroupMoments got = moments_of_group(scaled, 2048);
     EXPECT_EQ(got.centre.mean, std::ldexp(want.centre.mean, k)) << k;
     EXPECT_EQ(got.variance, std::ldexp(want.variance, 2 * k)) << k;
+  }
+}
+
+TEST(OnePass, TheMeanIsExactToFp64) {
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> uniform(-60000, 60000);
+  for (size_t size : {77u, 2048u, 20001u, 1u << 20}) {
+    std::vector<float> x(size);
+    for (float& value : x) value = to_fp16(uniform(random));
+    const auto want = static_cast<double>(reference_of(x).mean);
+    EXPECT_NEAR(moments_of_group(x, 16384).centre.mean, want, 60000 * 0x1p-44) << size;
   }
 }
 

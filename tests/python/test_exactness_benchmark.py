@@ -20,7 +20,7 @@ RUNNING = ("fallback", "differentiable", "autocast", "eager_16_bit")
 
 
 @pytest.fixture(scope="module")
-def benchmark(tmp_path_factory):
+def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exactness")
     # No compiler: torch.compile takes longer than all the rest, and does not work everywhere.
     environment = {
@@ -37,8 +37,8 @@ def benchmark(tmp_path_factory):
 
 
 @pytest.fixture
-def figures(benchmark):
-    return json.loads((benchmark[1] / "exactness_cpu.json").read_text("utf-8"))
+def figures(ran):
+    return json.loads((ran[1] / "exactness_cpu.json").read_text("utf-8"))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-def test_gnsilu_keeps_its_promises_on_every_input(benchmark, figures):
+def test_gnsilu_keeps_its_promises_on_every_input(ran, figures):
     rows = figures["exactness"]
     assert len({(row["input"], row["dtype"]) for row in rows}) == len(rows) == 2 * INPUTS
     assert sum(row["ordinary"] for row in rows) == 2 * 3
@@ -59,7 +59,7 @@ def test_gnsilu_keeps_its_promises_on_every_input(benchmark, figures):
         if row["ordinary"]:  # a few may fall to the other side of a tie, however few there are
             allowed = max(4, (1 - MIN_SHARE[TYPES[row["dtype"]]]) * ELEMENTS)
             assert ELEMENTS - ours["correct"] <= allowed, name
-    assert "all promises kept" in benchmark[0]
+    assert "all promises kept" in ran[0]
 
 
 def test_contenders_are_what_they_say(figures):
@@ -75,11 +75,11 @@ def test_contenders_are_what_they_say(figures):
     assert figures["environment"]["torch"] == torch.__version__
 
 
-def test_what_cannot_run_here_is_named(benchmark, figures):
+def test_what_cannot_run_here_is_named(ran, figures):
     assert set(figures["missing"]) == {"two_pass", "three_pass", "compiled"}
     assert figures["missing"]["three_pass"] == "needs a CUDA GPU"
     assert "compiler" in figures["missing"]["compiled"]
-    assert "torch.compile is not possible here" in benchmark[0]
+    assert "torch.compile is not possible here" in ran[0]
 
 
 def test_histograms_count_every_element_where_it_is(figures):
@@ -136,7 +136,7 @@ def test_tables_hold_every_figure(figures, scripts):
     assert any("nan, not" in line for line in hard)
 
 
-def test_picture_is_saved(benchmark):
+def test_picture_is_saved(ran):
     pytest.importorskip("matplotlib", reason="not installed: pip install matplotlib")
-    contents = (benchmark[1] / "exactness.png").read_bytes()
+    contents = (ran[1] / "exactness.png").read_bytes()
     assert contents.startswith(b"\x89PNG\r\n\x1a\n") and len(contents) > 20_000

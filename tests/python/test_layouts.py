@@ -172,6 +172,11 @@ SENTINEL = 0xA5
 
 def slots_between_sentinels(nbytes: int) -> tuple[list[Tensor], list[int]]:
     """Sentinels, and the addresses of free blocks of nbytes that have one on either side."""
+    # First what earlier tests have left is filled: a block of a new segment ends that.
+    torch.cuda.empty_cache()
+    reserved, plugs = torch.cuda.memory_reserved(), []
+    while torch.cuda.memory_reserved() == reserved:
+        plugs.append(torch.full((nbytes,), SENTINEL, dtype=torch.uint8, device="cuda"))
     blocks = [torch.full((nbytes,), SENTINEL, dtype=torch.uint8, device="cuda") for _ in range(65)]
     outer = {block.data_ptr() for block in blocks[::2]}
     free = [
@@ -182,7 +187,7 @@ def slots_between_sentinels(nbytes: int) -> tuple[list[Tensor], list[int]]:
     addresses = [blocks[i].data_ptr() for i in free]
     for i in reversed(free):
         del blocks[i]
-    return blocks, addresses
+    return blocks + plugs, addresses
 
 
 @GPU
