@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -22,7 +20,17 @@ from typing import Any
 
 import gnsilu
 import torch
-import torch.nn.functional as F
+from contenders import (
+    EPS,
+    GROUPS,
+    Contender,
+    autocast,
+    compile_afresh,
+    eager_16_bit,
+    route,
+    through,
+    why_not_compiled,
+)
 from distributions import DISTRIBUTIONS, Distribution, affine
 from measure import environment
 from reference import (  # measure makes it known
@@ -31,15 +39,13 @@ from reference import (  # measure makes it known
     errors_of,
     errors_of_each,
     group_norm_silu_fp64,
-    pytorch_fp32,
     round_to,
     ulp_of,
 )
 from rich.console import Console
 from torch import Tensor
 
-CHANNELS, GROUPS = 128, 32
-EPS = 1e-6
+CHANNELS = 128
 DTYPES = (torch.bfloat16, torch.float16)
 # The routes that are exact by promise.
 EXACT = ("two_pass", "three_pass", "fallback")
@@ -48,38 +54,8 @@ HISTOGRAM_INPUTS = ("N(0,1)", "decoder-like")
 BINS_A_UNIT = 16
 UNITS = 4
 
-Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
-
 
 # --------------------------------------------------------------------------------- contenders
-
-
-@contextmanager
-def route(name: str) -> Iterator[None]:
-    before = os.environ.get("GNSILU_ROUTE")
-    os.environ["GNSILU_ROUTE"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GNSILU_ROUTE"]
-        else:
-            os.environ["GNSILU_ROUTE"] = before
-
-
-def two_pass(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    with route("two_pass"):
-        return gnsilu.group_norm_silu(x, GROUPS, weight, bias, EPS)
-
-
-def three_pass(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    with route("three_pass"):
-        return gnsilu.group_norm_silu(x, GROUPS, weight, bias, EPS)
-
-
-def fallback(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    with route("fallback"):
-        return gnsilu.group_norm_silu(x, GROUPS, weight, bias, EPS)
 
 
 def differentiable(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -88,35 +64,13 @@ def differentiable(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return gnsilu.group_norm_silu(x, GROUPS, weight, bias, EPS).detach()
 
 
-def autocast(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return pytorch_fp32(x, GROUPS, weight, bias, EPS)
-
-
-def eager_16_bit(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.silu(F.group_norm(x, GROUPS, weight.to(x.dtype), bias.to(x.dtype), EPS))
-
-
-# Static shapes: one compilation for each type of x.
-compiled = torch.compile(autocast, fullgraph=True, dynamic=False)
-
-
-def why_not_compiled(x: Tensor) -> str | None:
-    """Why torch.compile does not work on this machine; None where it does."""
-    parameter = torch.ones(x.shape[1], device=x.device)
-    try:
-        compiled(x, parameter, parameter)
-    except Exception as error:  # of many types: no compiler, no Python headers, no Triton
-        message = str(error).strip() or type(error).__name__
-        return message.splitlines()[0]
-    return None
-
-
 def contenders(shape: tuple[int, ...], device: torch.device, console: Console) -> dict[str, Any]:
     """The functions by their names; in place of one that cannot run here, why."""
+    compiled = compile_afresh()  # once for each type of x
     found: dict[str, Contender | str] = {
-        "two_pass": two_pass if device.type == "cuda" else "needs a CUDA GPU",
-        "three_pass": three_pass if device.type == "cuda" else "needs a CUDA GPU",
-        "fallback": fallback,
+        "two_pass": through("two_pass") if device.type == "cuda" else "needs a CUDA GPU",
+        "three_pass": through("three_pass") if device.type == "cuda" else "needs a CUDA GPU",
+        "fallback": through("fallback"),
         "differentiable": differentiable,
         "autocast": autocast,
         "eager_16_bit": eager_16_bit,
@@ -124,7 +78,7 @@ def contenders(shape: tuple[int, ...], device: torch.device, console: Console) -
     }
     for dtype in DTYPES:
         console.print(f"compiling for {dtype}", highlight=False)
-        reason = why_not_compiled(torch.ones(shape, dtype=dtype, device=device))
+        reason = why_not_compiled(compiled, torch.ones(shape, dtype=dtype, device=device))
         if reason is not None:
             console.print(f"torch.compile is not possible here: {reason}", highlight=False)
             found["compiled"] = reason
@@ -260,12 +214,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def short_name(device_name: str, device: torch.device) -> str:
-    """Of NVIDIA H200: h200."""
-    name = "cpu" if device.type == "cpu" else device_name.removeprefix("NVIDIA ")
-    return re.sub(r"\W+", "_", name.lower())
-
-
 def measure_inputs(
     shape: tuple[int, ...],
     device: torch.device,
@@ -342,8 +290,7 @@ def main() -> int:
     figures, good = measure_all((1, CHANNELS, size, size), device, seeds, console)
     figures = {"environment": asdict(measured_on), **figures}
     figures["seconds"] = round(time.perf_counter() - began, 1)
-    name = short_name(measured_on.device, device)
-    save(figures, arguments.output / f"exactness_{name}.json", console)
+    save(figures, arguments.output / f"exactness_{measured_on.short_device}.json", console)
     verdict = "all promises kept" if good else "PROMISES BROKEN, see above"
     console.print(f"{verdict}; {figures['seconds']} s", highlight=False)
     return 0 if good else 1

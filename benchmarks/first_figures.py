@@ -11,80 +11,44 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gnsilu
 import torch
-import torch.nn.functional as F
+from contenders import (
+    EPS,
+    GROUPS,
+    LARGE,
+    SHAPES,
+    SMALLEST,
+    Case,
+    autocast,
+    default,
+    eager_16_bit,
+    name_of,
+)
 from distributions import DISTRIBUTIONS, normal
 from measure import COPIES, Timing, device_times, environment, host_times
 from reference import MIN_SHARE, Comparison, errors_of_each  # measure makes it known
 from rich.console import Console
 from rich.table import Table
-from sites import pytorch_fp32
 from torch import Tensor
 
-GROUPS = 32
-EPS = 1e-6
-SMALLEST = (2, 1280, 8, 8)
-LARGE = (1, 256, 1024, 1024)
-# The shapes that speed is judged at (N, C, H, W).
-SHAPES = [
-    SMALLEST,
-    (2, 320, 64, 64),
-    (1, 1280, 64, 64),
-    (1, 512, 64, 64),
-    (1, 512, 128, 128),
-    (1, 512, 256, 256),
-    (1, 256, 512, 512),
-    (1, 128, 1024, 1024),
-    LARGE,
-    (1, 128, 2048, 2048),
-    (4, 128, 512, 512),
-]
 CONFIG_SHAPES = [LARGE, (1, 128, 1024, 1024), (1, 512, 128, 128)]
 BIT_SHAPES = [(2, 1280, 8, 8), (2, 320, 64, 64), (3, 96, 31, 33), (1, 128, 512, 512)]
 MAX_WORKSPACE_BYTES = 1 << 20
 REPEATS = 200
 
 
-def name_of(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-@dataclass(frozen=True)
-class Case:
-    """The arguments of a call: x and the seeded parameters of its channels."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor) -> Case:
-        generator = torch.Generator(x.device).manual_seed(7)
-        weight, bias = torch.randn(2, x.shape[1], device=x.device, generator=generator)
-        return cls(x, weight, bias)
-
-    def gnsilu(self, x: Tensor) -> Tensor:
-        return gnsilu.group_norm_silu(x, GROUPS, self.weight, self.bias, EPS, x.dtype)
-
-    def pytorch_fp32(self, x: Tensor) -> Tensor:
-        return pytorch_fp32(x, GROUPS, self.weight, self.bias, EPS)
-
-    def pytorch_16_bit(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        return F.silu(F.group_norm(x, GROUPS, weight, bias, EPS))
-
-    def two_pass(self, config: Any, x: Tensor) -> Tensor:
-        """With one of the tuner's candidates, whatever the tuner would take."""
-        return torch.ops.gnsilu._with_config(
-            x, GROUPS, self.weight, self.bias, EPS, x.dtype, True,
-            "two_pass", config.threads, config.vectors_in_flight, 1,
-        )  # fmt: skip
+def two_pass(case: Case, config: Any, x: Tensor) -> Tensor:
+    """With one of the tuner's candidates, whatever the tuner would take."""
+    return torch.ops.gnsilu._with_config(
+        x, GROUPS, case.weight, case.bias, EPS, x.dtype, True,
+        "two_pass", config.threads, config.vectors_in_flight, 1,
+    )  # fmt: skip
 
 
 def candidates() -> list[Any]:
@@ -104,7 +68,8 @@ def exactness(console: Console) -> tuple[list[dict[str, Any]], bool]:
         for label in inputs:
             for dtype in (torch.bfloat16, torch.float16):
                 case = Case.of(DISTRIBUTIONS[label].draw(shape, dtype, "cuda"))
-                results = {"gnsilu": case.gnsilu(case.x), "pytorch": case.pytorch_fp32(case.x)}
+                contenders = {"gnsilu": default, "pytorch": autocast}
+                results = {name: case.bound(f)(case.x) for name, f in contenders.items()}
                 errors = errors_of_each(results, case.x, GROUPS, case.weight, case.bias, EPS)
                 ours, theirs = errors["gnsilu"], errors["pytorch"]
                 good = ours.within_bound and ours.share_correct >= MIN_SHARE[dtype]
@@ -135,13 +100,14 @@ def equal_bits(console: Console) -> tuple[dict[str, Any], bool]:
     for shape in BIT_SHAPES:
         for dtype in (torch.bfloat16, torch.float16):
             case = Case.of(normal(shape, dtype, "cuda", 3.0))
-            first = case.gnsilu(case.x).view(torch.int16)
+            ours = case.bound(default)
+            first = ours(case.x).view(torch.int16)
             for config in candidates():
-                y = case.two_pass(config, case.x)
+                y = two_pass(case, config, case.x)
                 if not torch.equal(y.view(torch.int16), first):
                     different.append(f"{name_of(shape)} {dtype} {config}")
             for run in range(REPEATS):
-                if not torch.equal(case.gnsilu(case.x).view(torch.int16), first):
+                if not torch.equal(ours(case.x).view(torch.int16), first):
                     different.append(f"{name_of(shape)} {dtype} run {run}")
     counts = f"{len(candidates())} configurations and {REPEATS} runs of {len(BIT_SHAPES)} shapes"
     console.print(f"Equal bits, {counts} in 2 types: {len(different)} differ {different[:5]}")
@@ -151,11 +117,12 @@ def equal_bits(console: Console) -> tuple[dict[str, Any], bool]:
 def peak_memory(console: Console) -> tuple[dict[str, Any], bool]:
     """What a warm call at the large shape allocates beyond its output."""
     case = Case.of(normal(LARGE, torch.bfloat16, "cuda"))
-    case.gnsilu(case.x)  # tunes
+    ours = case.bound(default)
+    ours(case.x)  # tunes
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    y = case.gnsilu(case.x)
+    y = ours(case.x)
     extra = torch.cuda.max_memory_allocated() - before - y.nbytes
     plan = gnsilu.explain(case.x, GROUPS, case.weight, case.bias, EPS, case.x.dtype)
     console.print(f"Memory beyond the output at {name_of(LARGE)}: {extra} bytes; {plan}")
@@ -183,10 +150,10 @@ def device_time(console: Console) -> list[dict[str, Any]]:
         times = device_times(
             {
                 **COPIES,
-                "gnsilu": case.gnsilu,
+                "gnsilu": case.bound(default),
                 "copy_again": torch.clone,
-                "pytorch_fp32": case.pytorch_fp32,
-                "pytorch_16_bit": case.pytorch_16_bit,
+                "pytorch_fp32": case.bound(autocast),
+                "pytorch_16_bit": case.bound(eager_16_bit, torch.bfloat16),
             },
             case.x,
         )
@@ -207,9 +174,9 @@ def host_time(console: Console) -> dict[str, Any]:
     times = host_times(
         {
             "x.clone()": torch.clone,
-            "gnsilu": case.gnsilu,
+            "gnsilu": case.bound(default),
             "x.clone() again": torch.clone,
-            "PyTorch FP32": case.pytorch_fp32,
+            "PyTorch FP32": case.bound(autocast),
         },
         case.x,
     )
@@ -223,7 +190,7 @@ def configurations(console: Console) -> list[dict[str, Any]]:
     rows = []
     for shape in CONFIG_SHAPES:
         case = Case.of(normal(shape, torch.bfloat16, "cuda"))
-        variants = {str(c): partial(case.two_pass, c) for c in candidates()}
+        variants = {str(c): partial(two_pass, case, c) for c in candidates()}
         times = device_times({**COPIES, **variants}, case.x, 2.0)
         copy = fastest_copy(times).median
         table = Table(title=f"two_pass at {name_of(shape)}, BF16: every candidate, default *")

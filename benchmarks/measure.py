@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -29,8 +30,12 @@ Variant = Callable[[Tensor], Tensor]
 
 
 def copy_kernel(x: Tensor) -> Tensor:
-    """A copy by a kernel (of inverted bits): from 512 MiB on faster than the driver's copy."""
-    return torch.bitwise_not(x.view(torch.int32))
+    """A copy by a kernel (of inverted bits): from 512 MiB on faster than the driver's copy.
+
+    x is contiguous; flat, so that no odd size stands against words of 32 bits.
+    """
+    flat = x.view(-1)
+    return torch.bitwise_not(flat.view(torch.int16 if flat.numel() % 2 else torch.int32))
 
 
 # The ruler is the faster of the two.
@@ -39,6 +44,7 @@ COPIES: dict[str, Variant] = {"copy": torch.clone, "copy_kernel": copy_kernel}
 MIN_REPLAY_US = 2000.0  # a graph: long against the start of its replay and the events
 MAX_REPEATS = 40  # but no more calls than this, or one of each input
 MAX_INPUTS = 300
+MIN_SAMPLES, MAX_SAMPLES = 7, 60
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,24 @@ def _capture(variant: Variant, inputs: list[Tensor], launches: int, pool: object
     return graph
 
 
+def samples_of(replay_s: dict[str, float], budget_s: float) -> dict[str, int]:
+    """How often to replay each: those that take longer less often."""
+    share_s = budget_s / len(replay_s)
+    return {
+        name: max(MIN_SAMPLES, min(MAX_SAMPLES, int(share_s / seconds)))
+        for name, seconds in replay_s.items()
+    }
+
+
+def interleaved(samples: dict[str, int]) -> list[list[str]]:
+    """Rounds of those whose turn it is: the samples of each are spread evenly over all rounds."""
+    count = max(samples.values())
+    return [
+        [name for name, n in samples.items() if (i + 1) * n // count > i * n // count]
+        for i in range(count)
+    ]
+
+
 @torch.no_grad()
 def device_times(
     variants: dict[str, Variant], x: Tensor, budget_s: float = 1.0, warm_l2: bool = False
@@ -106,7 +130,7 @@ def device_times(
     """Device time of each variant on x's shape and values, by replays of graphs.
 
     Cold L2 by default; warm_l2 calls again and again on one x. The budget is that of all variants
-    together, and each has 7 replays at least.
+    together, in equal shares, but each has 7 replays at least.
     """
     inputs = [x] if warm_l2 else rotating_inputs(x)
     pool = torch.cuda.graph_pool_handle()  # shared: the graphs never run side by side
@@ -116,29 +140,30 @@ def device_times(
         launches = max(len(inputs), min(by_time, MAX_REPEATS))
         graphs[name] = (_capture(variant, inputs, launches, pool), launches)
 
-    def replay_all() -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
-        recorded = {}
-        for name, (graph, _) in graphs.items():
-            recorded[name] = _events()
-            recorded[name][0].record()
-            graph.replay()
-            recorded[name][1].record()
-        return recorded
+    def replay(name: str) -> Callable[[], float]:
+        """Queues one; the function that is returned gives its microseconds a call, when done."""
+        graph, launches = graphs[name]
+        start, end = _events()
+        start.record()
+        graph.replay()
+        end.record()
+        return lambda: 1000.0 * start.elapsed_time(end) / launches
 
-    replay_all()  # uploads the graphs
+    for name in graphs:
+        replay(name)  # uploads the graph
+    first = {name: replay(name) for name in graphs}
     torch.cuda.synchronize()
-    began = time.perf_counter()
-    replay_all()
+    replay_s = {name: 1e-6 * us() * graphs[name][1] for name, us in first.items()}
+    for _ in range(min(20, int(0.1 / sum(replay_s.values())))):  # warm clocks
+        for name in graphs:
+            replay(name)
+    rounds = interleaved(samples_of(replay_s, budget_s))
+    queued = [(name, replay(name)) for due in rounds for name in due]
     torch.cuda.synchronize()
-    round_s = time.perf_counter() - began
-    for _ in range(min(20, int(0.1 / round_s))):  # warm clocks
-        replay_all()
-    rounds = [replay_all() for _ in range(max(7, min(60, int(budget_s / round_s))))]
-    torch.cuda.synchronize()
-    return {
-        name: Timing.of([1000.0 * r[name][0].elapsed_time(r[name][1]) / launches for r in rounds])
-        for name, (_, launches) in graphs.items()
-    }
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for name, us in queued:
+        samples[name].append(us())
+    return {name: Timing.of(values) for name, values in samples.items()}
 
 
 # ---------------------------------------------------------------------------- host and CPU time
@@ -198,6 +223,12 @@ class Environment:
     gnsilu: str
     date: str
 
+    @property
+    def short_device(self) -> str:
+        """For names of files: h200 of NVIDIA H200; cpu."""
+        name = self.device.removeprefix("NVIDIA ") if self.driver else "cpu"
+        return re.sub(r"\W+", "_", name.lower())
+
     def __str__(self) -> str:
         cuda = f"CUDA {self.cuda}, driver {self.driver}, " if self.driver else ""
         return f"{self.device}, {cuda}torch {self.torch}, gnsilu {self.gnsilu}, {self.date}"
@@ -214,9 +245,10 @@ def _cpu_name() -> str:
 def _driver() -> str:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0].strip()
+        found = subprocess.run(query, capture_output=True, text=True).stdout
     except OSError:
-        return "unknown"
+        found = ""
+    return found.split("\n")[0].strip() or "unknown"
 
 
 def environment(device: torch.device) -> Environment:

@@ -27,7 +27,7 @@ def _by_dtype(results: list[SiteResult]) -> dict[str, list[SiteResult]]:
     return {dtype: list(group) for dtype, group in groupby(results, key=lambda r: r.dtype)}
 
 
-def _save(figure: Figure, title: str, caption: str, path: Path) -> None:
+def save_figure(figure: Figure, title: str, caption: str, path: Path) -> None:
     figure.suptitle(title, fontsize=14)
     figure.text(0.5, 0.01, caption, ha="center", fontsize=9, color="#444444")
     figure.tight_layout(rect=(0, 0.035 if "\n" not in caption else 0.06, 1, 0.98))
@@ -35,7 +35,7 @@ def _save(figure: Figure, title: str, caption: str, path: Path) -> None:
     plt.close(figure)
 
 
-def _logarithmic(axes: Axes) -> None:
+def scale_by_logarithm(axes: Axes) -> None:
     """The y axis by its logarithm, with plain numbers at 1, 2, 5, 10, ..."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -72,7 +72,7 @@ def _scale_shares(axes: Axes, shares: list[float]) -> None:
     """From 0, and only a range past 10 by its logarithm."""
     worst = max((share for share in shares if math.isfinite(share)), default=0.0)
     if worst > 10:
-        _logarithmic(axes)
+        scale_by_logarithm(axes)
         axes.set_ylim(0.05, 3 * worst)
     else:
         axes.set_ylim(0, max(1.4, 1.2 * worst))
@@ -112,7 +112,9 @@ def save_errors(results: list[SiteResult], caption: str, path: Path) -> None:
         fontsize=9,
     )
     axes[1][0].set_ylabel("misrounded elements per million")
-    _save(figure, "Error against FP64 at every GroupNorm + SiLU of the autoencoder", caption, path)
+    save_figure(
+        figure, "Error against FP64 at every GroupNorm + SiLU of the autoencoder", caption, path
+    )
 
 
 def save_speed(results: list[SiteResult], caption: str, path: Path) -> None:
@@ -140,14 +142,14 @@ def save_speed(results: list[SiteResult], caption: str, path: Path) -> None:
             for shape, group in zip(shapes, of_shape, strict=True)
         ]
         panel.set_xticks(places, names, rotation=40, ha="right", fontsize=8)
-        _logarithmic(panel)
+        scale_by_logarithm(panel)
         panel.margins(y=0.12)
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
         panel.set_title(dtype)
         panel.legend(fontsize=9, loc="upper left")
     axes[0][0].set_ylabel("time of a call, microseconds (median)")
-    _save(figure, "Time of GroupNorm + SiLU by shape of the activation", caption, path)
+    save_figure(figure, "Time of GroupNorm + SiLU by shape of the activation", caption, path)
 
 
 # How each of the histogram's contenders is drawn, the topmost last.
@@ -198,4 +200,4 @@ def save_histograms(figures: dict[str, Any], path: Path) -> None:
     handles, labels = grid[0][0].get_legend_handles_labels()
     grid[0][0].legend(handles[::-1], labels[::-1], fontsize=9, loc="upper left")
     made = str(Environment(**figures["environment"]))
-    _save(figure, "Error of silu(group_norm(x)) against the unrounded FP64 value", made, path)
+    save_figure(figure, "Error of silu(group_norm(x)) against the unrounded FP64 value", made, path)

@@ -1,10 +1,12 @@
 """Writes the tables in README.md and docs/exactness.md from the figures that were measured.
 
     python benchmarks/readme_tables.py benchmarks/results/first_figures_h200.json
+    python benchmarks/readme_tables.py benchmarks/results/speed_h200.json
     python benchmarks/readme_tables.py benchmarks/results/exactness_h200.json
 
-The first fills README.md, the second docs/exactness.md, and draws docs/exactness.png. With --check
-and no file: whether the tables are those of the files that they name.
+The first fills README.md, the second its table of speed, the third docs/exactness.md, and draws
+docs/exactness.png. With --check and no file: whether the tables are those of the files that they
+name.
 """
 
 from __future__ import annotations
@@ -25,6 +27,13 @@ VARIANTS = {
     "gnsilu": "gnsilu",
     "pytorch_fp32": "PyTorch, FP32 inside (autocast)",
     "pytorch_16_bit": "PyTorch, 16-bit",
+}
+# speed.py's contenders.
+SPEED_CONTENDERS = {
+    "gnsilu": "gnsilu",
+    "compiled": "`torch.compile`",
+    "autocast": VARIANTS["pytorch_fp32"],
+    "eager_16_bit": VARIANTS["pytorch_16_bit"],
 }
 # exactness.py's contenders.
 CONTENDERS = {
@@ -64,9 +73,9 @@ def number(value: float) -> str:
 # ----------------------------------------------------------------------------------- README.md
 
 
-def ruler(row: dict[str, Any]) -> float:
+def ruler(times: dict[str, Any]) -> float:
     """The faster of the two copies."""
-    return float(min(row["copy"]["median"], row["copy_kernel"]["median"]))
+    return float(min(times["copy"]["median"], times["copy_kernel"]["median"]))
 
 
 def speed(figures: dict[str, Any]) -> str:
@@ -76,6 +85,22 @@ def speed(figures: dict[str, Any]) -> str:
         times = [f"x{row[variant]['median'] / copy:.2f}" for variant in VARIANTS]
         rows.append(["x".join(map(str, row["shape"])), f"{copy:.1f} us", *times])
     return table(["x (N,C,H,W)", "copy", *VARIANTS.values()], rows)
+
+
+def speed_by_route(figures: dict[str, Any]) -> str:
+    """Of speed.py: BF16, cold L2."""
+    rows = []
+    for row in figures["rows"]:
+        if row["dtype"] != "bfloat16":
+            continue
+        times = row["cold"]
+        cells = [
+            f"x{times[name]['median'] / ruler(times):.2f}" if name in times else "-"
+            for name in SPEED_CONTENDERS
+        ]
+        shape = "x".join(map(str, row["shape"]))
+        rows.append([shape, f"{ruler(times):.1f} us", f"`{row['route']}`", *cells])
+    return table(["x (N,C,H,W)", "copy", "route", *SPEED_CONTENDERS.values()], rows)
 
 
 def exactness(figures: dict[str, Any]) -> str:
@@ -203,9 +228,14 @@ class Document:
             f" `benchmarks/{self.script}`: [{source}]({up}benchmarks/results/{source})"
         )
 
+    def block(self, name: str, figures: dict[str, Any], source: str) -> str:
+        """Marker, table and what was measured where by what."""
+        content = self.blocks[name](figures)
+        return f"<!-- {name} -->\n{content}\n\n{self.caption(figures, source)}\n"
+
     def filled(self, text: str, figures: dict[str, Any], source: str) -> str:
-        for name, content in self.blocks.items():
-            block = f"<!-- {name} -->\n{content(figures)}\n\n{self.caption(figures, source)}\n"
+        for name in self.blocks:
+            block = self.block(name, figures, source)
             text, count = re.subn(
                 rf"<!-- {name} -->.*?(?=<!-- end -->)", lambda _, b=block: b, text, flags=re.S
             )
@@ -215,6 +245,7 @@ class Document:
 
 
 README = Document(ROOT / "README.md", "first_figures.py", {"speed": speed, "exactness": exactness})
+SPEED = Document(ROOT / "README.md", "speed.py", {"speed": speed_by_route})
 EXACTNESS = Document(
     ROOT / "docs" / "exactness.md",
     "exactness.py",
@@ -223,19 +254,36 @@ EXACTNESS = Document(
 )
 
 
+def document_of(figures: dict[str, Any]) -> Document:
+    if figures.get("kind") == "speed":
+        return SPEED
+    return EXACTNESS if "histograms" in figures else README
+
+
 def read(source: str) -> dict[str, Any]:
     return json.loads((RESULTS / source).read_text("utf-8"))
 
 
+def is_current(path: Path, name: str, block: str) -> bool:
+    """Whether the block holds what the one file of figures that it names gives."""
+    sources = set(re.findall(r"benchmarks/results/(\w+\.json)\)", block))
+    if len(sources) != 1 or not (RESULTS / min(sources)).exists():
+        return False
+    figures, source = read(min(sources)), min(sources)
+    document = document_of(figures)
+    known = document.path == path and name in document.blocks
+    return known and document.block(name, figures, source) == block
+
+
 def stale() -> list[str]:
-    """The documents whose tables are not those of the one file of figures that they name."""
+    """The tables that are not those of the figures that they name."""
     found = []
     for document in (README, EXACTNESS):
         text = document.path.read_text("utf-8")
-        sources = set(re.findall(r"benchmarks/results/(\w+\.json)\)", text))
-        good = len(sources) == 1 and (RESULTS / min(sources)).exists()
-        if not good or document.filled(text, read(min(sources)), min(sources)) != text:
-            found.append(f"{document.path.name}, which names {', '.join(sources) or 'no figures'}")
+        for name in document.blocks:
+            blocks = re.findall(rf"(<!-- {name} -->.*?)<!-- end -->", text, flags=re.S)
+            if len(blocks) != 1 or not is_current(document.path, name, blocks[0]):
+                found.append(f"{name} in {document.path.name}")
     return found
 
 
@@ -250,7 +298,9 @@ def main() -> None:
     if arguments.figures is None or arguments.figures.resolve().parent != RESULTS:
         parser.error(f"figures must be a file in {RESULTS}, which the tables name as their source")
     figures = read(arguments.figures.name)
-    document = EXACTNESS if "histograms" in figures else README
+    if not figures.get("complete", True):
+        parser.error(f"{arguments.figures.name} is of a run that was cut short")
+    document = document_of(figures)
     text = document.path.read_text("utf-8")
     document.path.write_text(document.filled(text, figures, arguments.figures.name), "utf-8")
     if document.also:

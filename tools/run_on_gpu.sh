@@ -2,16 +2,16 @@
 # Runs the GPU tests, the benchmarks and the demo from what tools/pack_for_gpu.sh collected.
 # Everything worth keeping lands in OUTPUT_FOLDER.
 #
-# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test figures exactness demo
+# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test figures speed exactness demo
 set -uo pipefail
 if [ $# -eq 0 ]; then
-  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test figures exactness demo" >&2
+  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test figures speed exactness demo" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
 output=$1
 shift
-parts=${*:-test figures exactness demo}
+parts=${*:-test figures speed exactness demo}
 mkdir -p "$output"
 export PYTHONUNBUFFERED=1
 export PYTHONPATH="$PWD/carry/site:/tmp/gnsilu-wheels"
@@ -33,6 +33,10 @@ for part in $parts; do
     figures)
       python3 benchmarks/first_figures.py --output "$output/first_figures.json" 2>&1 |
         tee "$output/first_figures.log" || status=1
+      ;;
+    speed)
+      # After each shape it writes its figures, should the machine's time be up.
+      python3 benchmarks/speed.py --output "$output" 2>&1 | tee "$output/speed.log" || status=1
       ;;
     exactness)
       python3 benchmarks/exactness.py --output "$output" 2>&1 | tee "$output/exactness.log" ||

@@ -53,18 +53,22 @@ Residence residence_of(const Problem& problem, const Device& device, const Spans
   // The kernel's 64 registers a thread leave an SM 1024 threads.
   const int64_t threads_at_once = int64_t{1024} * device.sm_count;
   // Clusters of 7 blocks beat 8, of which fewer fit side by side. Below 9.0 there are none.
-  const int64_t most = device.capability() >= 90 ? std::min(7, device.sm_count) : 1;
+  const bool clusters = device.capability() >= 90 && device.has_clusters;
+  const int64_t most = clusters ? std::clamp(device.sm_count, 1, 7) : 1;
   // As many as run at once with 256 threads each, and five spans a block.
   const int64_t wanted = std::min(threads_at_once / 256 / groups, spans.count / 5);
   int64_t cluster = std::clamp<int64_t>(wanted, 1, most);
-  // Clusters of 4 were slower than both 2 and 5, by a fifth at 2x320x64x64 and 4x512x64x64.
+  // Clusters of 4, where there is a choice, were slower than both 2 and 5, by a fifth at
+  // 2x320x64x64 and 4x512x64x64.
   if (cluster == 4) cluster = 2;
   const auto bytes = [&] {
     return kResidentStaticBytes +
-           resident_bytes(spans, problem.channels_per_group(), static_cast<int>(cluster));
+           resident_layout(spans, problem.channels_per_group(), cluster).bytes;
   };
   // Blocks of a cluster that fill an SM take two turns: two_pass is faster then.
-  const auto room = [&] { return device.shared_memory_per_block / (cluster > 1 ? 2 : 1); };
+  // 512 bytes: each block takes 1 KB of the SM that no one block may have.
+  const int64_t half = device.shared_memory_per_block / 2 - 512;
+  const auto room = [&] { return cluster > 1 ? half : device.shared_memory_per_block; };
   while (cluster < most && bytes() > room()) ++cluster;
   if (bytes() > room() || groups * cluster > INT32_MAX) return {};
   const int64_t vectors = (spans.count + cluster - 1) / cluster * spans.size / 8;
@@ -72,7 +76,7 @@ Residence residence_of(const Problem& problem, const Device& device, const Spans
   while (threads < 512 && threads < vectors && groups * cluster * threads * 2 <= threads_at_once) {
     threads *= 2;
   }
-  if (bytes() > device.shared_memory_per_block / 2) threads = 1024;  // one block an SM
+  if (bytes() > half) threads = 1024;  // one block an SM
   return {static_cast<int>(cluster), threads};
 }
 

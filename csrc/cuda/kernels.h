@@ -50,7 +50,8 @@ struct KernelTypes {
 cudaError_t launch_partial_sums(const GroupRange& range, const KernelTypes& types,
                                 const Config& config, cudaStream_t stream);
 // What the runtime says of the kernel on the current device: whether this build holds its code.
-cudaError_t partial_sums_image_status();
+// *compiled_for: __CUDA_ARCH__ / 10 of that code.
+cudaError_t partial_sums_image_status(int* compiled_for);
 cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& types,
                                    const Config& config, cudaStream_t stream);
 cudaError_t launch_span_moments(const GroupRange& range, const KernelTypes& types,

@@ -26,9 +26,11 @@ __global__ void partial_sums(GroupRange range, int blocks_per_group) {
 
 }  // namespace
 
-cudaError_t partial_sums_image_status() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, partial_sums<DType::kBFloat16, 4>);
+cudaError_t partial_sums_image_status(int* compiled_for) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, partial_sums<DType::kBFloat16, 4>);
+  *compiled_for = attributes.ptxVersion;
+  return status;
 }
 
 cudaError_t launch_partial_sums(const GroupRange& range, const KernelTypes& types,

@@ -50,6 +50,8 @@ struct KeepInShared {
 __device__ __forceinline__ void arrive_in_cluster(bool alone) {
 #if __CUDA_ARCH__ >= 900
   if (!alone) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+  if (!alone) __trap();  // choose() does not let it happen
 #endif
 }
 __device__ __forceinline__ void wait_for_cluster(bool alone) {
@@ -73,6 +75,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     resident_groups(GroupRange range, ResidentGrid grid) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Normalisation shared_normalisation;
+  static_assert(sizeof(shared_normalisation) <= kResidentStaticBytes, "the chooser counts it");
   uint16_t* const slice = reinterpret_cast<uint16_t*>(shared);
   SpanMoments* const moments = reinterpret_cast<SpanMoments*>(shared + grid.layout.moments);
   Affine* const affines = reinterpret_cast<Affine*>(shared + grid.layout.affines);
@@ -155,12 +158,20 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// Shared memory beyond 48 KB has to be asked for, once a kernel and device; asking is cheap.
+// Beyond 48 KB, what the kernel declares included, shared memory has to be asked for. Always all
+// that there is: the limit is the kernel's, and a smaller one would fail the launch of a larger
+// group that another thread is about to make.
 template <class Kernel>
 cudaError_t allow_shared_memory(Kernel kernel, int64_t bytes) {
-  if (bytes <= 48 << 10) return cudaSuccess;
+  if (bytes + kResidentStaticBytes <= 48 << 10) return cudaSuccess;
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  int most = 0;
+  error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
+                              most - static_cast<int>(kResidentStaticBytes));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The grid of the two statistics kernels: a warp a span, in blocks that do not cross groups.
+// The grid of the statistics kernels: a warp a span, in blocks that do not cross groups.
 #pragma once
 
 #include "kernels.h"

@@ -29,7 +29,6 @@ struct KeepNothing {
 // Sums a span as it comes in; all state of one lane.
 template <DType kX, class Scale, class Keep>
 struct SpanReader {
-  const uint16_t* x;
   Scale scale;
   Keep keep;
   double pivot;
@@ -98,7 +97,7 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
   static_assert(kInFlight % kChunkVectors == 0, "whole chunks are loaded at once");
   const double inverse_size = 1.0 / static_cast<double>(size);  // while x is on its way
   const double pivot = static_cast<double>(scale(to_float<kX>(x[0])));
-  SpanReader<kX, Scale, Keep> reader{x, scale, keep, pivot, {}};
+  SpanReader<kX, Scale, Keep> reader{scale, keep, pivot, {}};
   const uint32_t vectors = size / kVector;
   const int width = access_width(x);
   if (width == 16) {
@@ -117,17 +116,33 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
   const ChunkSums& sums = reader.sums;
   const double sum = warp_total(sums.sum);
   const double squares = warp_sum(fma(static_cast<double>(kChunk), sums.squares, sums.within));
-  return moments_of(sum, squares, pivot, static_cast<double>(size), inverse_size);
+  const double deviations = warp_sum(static_cast<double>(kChunk) * sums.deviations);
+  return moments_of(sum, deviations, squares, pivot, static_cast<double>(size), inverse_size);
 }
 
-// The span again, scaled by its largest magnitude: for values whose squares leave FP32's range.
-// Out of line, since ordinary activations never come here.
+// The span again, scaled by its largest magnitude: for values whose squares leave FP32's range,
+// and for constants, which are found out on the way. Out of line, since ordinary activations never
+// come here.
 template <DType kX>
 __device__ __noinline__ SpanMoments scaled_moments(const uint16_t* x, uint32_t size) {
+  const float first = to_float<kX>(x[0]);
+  const uint32_t lane = threadIdx.x % kWarp;
+  const uint32_t vectors = size / kVector;
   float max_abs = 0.f;
-  for (uint32_t i = threadIdx.x % kWarp; i < size; i += kWarp) {
-    max_abs = fmaxf(max_abs, fabsf(to_float<kX>(x[i])));
-  }
+  bool constant = fabsf(first) <= kLargestFloat;
+  const auto visit = [&](float value) {
+    max_abs = fmaxf(max_abs, fabsf(value));
+    constant &= value == first;
+  };
+  for_each_vector<kChunkVectors>(x, vectors, lane, kWarp, [&](const Vector& vector, uint32_t) {
+    float values[kVector];
+    vector.unpack<kX>(values);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) visit(values[i]);
+  });
+  const uint32_t element = kVector * vectors + lane;
+  if (element < size) visit(to_float<kX>(x[element]));
+  if (__all_sync(0xffffffffu, constant)) return {static_cast<double>(first) + 0.0, 0};  // no -0
   const int exponent = scaling_exponent(warp_max(max_abs));
   const SpanMoments scaled =
       read_moments<kX, kChunkVectors>(x, size, Scaled{power_of_two(-exponent)}, KeepNothing());

@@ -31,7 +31,9 @@ Device read_device(c10::DeviceIndex index) {
   device.capability_major = properties.major;
   device.capability_minor = properties.minor;
   device.shared_memory_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
-  const cudaError_t image = kernel_image_status();
+  int compiled_for = 0;
+  const cudaError_t image = kernel_image_status(&compiled_for);
+  device.has_clusters = compiled_for >= 90;
   device.has_kernel_image = !means_no_image(image);
   // Out of memory, or an earlier kernel's error, says nothing about the build: raised, not kept.
   if (device.has_kernel_image) check_cuda(image, "gnsilu: loading the kernels");

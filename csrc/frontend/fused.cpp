@@ -81,7 +81,7 @@ at::Tensor run_with_config(const Call& call, Route route, const Config& config, 
   Plan plan = choose(problem, device, route);
   if (cluster > 0) plan.cluster = cluster;
   TORCH_CHECK(route != Route::kResident ||
-                  resident_bytes(plan.spans, problem.channels_per_group(), plan.cluster) +
+                  resident_layout(plan.spans, problem.channels_per_group(), plan.cluster).bytes +
                           kResidentStaticBytes <=
                       device.shared_memory_per_block,
               "cluster is ", plan.cluster, "; a group's part has to fit into shared memory");

@@ -89,22 +89,26 @@ void bind_inputs(py::module_& m) {
 
   py::class_<Device>(m, "Device")
       .def(py::init([](std::string name, int sm_count, int capability_major, int capability_minor,
-                       int driver_version, bool has_kernel_image, int64_t shared_memory_per_block) {
-             return Device{std::move(name),        sm_count,       capability_major,
-                           capability_minor,       driver_version, has_kernel_image,
-                           shared_memory_per_block};
+                       int driver_version, bool has_kernel_image, bool has_clusters,
+                       int64_t shared_memory_per_block) {
+             return Device{
+                 std::move(name), sm_count,         capability_major, capability_minor,
+                 driver_version,  has_kernel_image, has_clusters,     shared_memory_per_block};
            }),
            py::kw_only(), "name"_a, "sm_count"_a, "capability_major"_a, "capability_minor"_a,
-           "driver_version"_a, "has_kernel_image"_a = true, "shared_memory_per_block"_a = 48 << 10)
+           "driver_version"_a, "has_kernel_image"_a = true, "has_clusters"_a = true,
+           "shared_memory_per_block"_a = 48 << 10)
       .def_readonly("name", &Device::name)
       .def_readonly("sm_count", &Device::sm_count)
       .def_readonly("capability_major", &Device::capability_major)
       .def_readonly("capability_minor", &Device::capability_minor)
       .def_readonly("driver_version", &Device::driver_version)
       .def_readonly("has_kernel_image", &Device::has_kernel_image)
+      .def_readonly("has_clusters", &Device::has_clusters)
       .def_readonly("shared_memory_per_block", &Device::shared_memory_per_block)
-      .def("__repr__", repr_of({"name", "sm_count", "capability_major", "capability_minor",
-                                "driver_version", "has_kernel_image", "shared_memory_per_block"}));
+      .def("__repr__",
+           repr_of({"name", "sm_count", "capability_major", "capability_minor", "driver_version",
+                    "has_kernel_image", "has_clusters", "shared_memory_per_block"}));
 }
 
 void bind_plan(py::module_& m) {

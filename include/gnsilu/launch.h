@@ -34,7 +34,8 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
                    cudaStream_t stream, const char** kernel = nullptr);
 
 // Whether this build holds code for the current device's GPU: cudaSuccess, or what the runtime
-// says of one kernel (cudaErrorNoKernelImageForDevice). Leaves no error behind.
-cudaError_t kernel_image_status();
+// says of one kernel (cudaErrorNoKernelImageForDevice). Leaves no error behind. *compiled_for: the
+// capability that the code was compiled for, 80 where PTX of 8.0 serves a 9.0.
+cudaError_t kernel_image_status(int* compiled_for);
 
 }  // namespace gnsilu

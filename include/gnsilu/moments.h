@@ -36,8 +36,10 @@ struct ChunkSums {
   // by 2^-40 deviations: an element that near to it shows that, in a BF16 or FP32 result without
   // bias.
   Sum32 sum[4];
-  double squares = 0;  // sum of (chunk mean - pivot)^2, in units of kChunk elements
-  double within = 0;   // sum of (x - chunk mean)^2
+  // Of the chunks' rounded means, in units of kChunk elements.
+  double deviations = 0;  // sum of (chunk mean - pivot)
+  double squares = 0;     // sum of (chunk mean - pivot)^2
+  double within = 0;      // sum of (x - chunk mean)^2
 
   // Adds a chunk of kCount elements, a power of two, at most kChunk.
   template <int kCount>
@@ -53,29 +55,33 @@ struct ChunkSums {
       sum[i % 4].add(x[i]);
     }
     const double deviation = static_cast<double>(mean) - pivot;
+    deviations = fma(kWeight, deviation, deviations);
     squares = fma(kWeight * deviation, deviation, squares);
     within += static_cast<double>(tree_sum<kRuns>(runs));
   }
 };
 
-// From the sums over all lanes of x and of (x - pivot)^2; inverse_size: 1 / size.
-GNSILU_HD SpanMoments moments_of(double sum, double squares, double pivot, double size,
-                                 double inverse_size) {
-  const double deviations = fma(-size, pivot, sum);  // of (x - pivot)
-  const double shift = deviations * inverse_size;
-  const double about_mean = fma(-deviations, shift, squares);
+// From the sums over all lanes: of x; of (chunk mean - pivot), an element each; of the squares
+// about the pivot. inverse_size: 1 / size. The chunk means' sum is not quite that of x, and it is
+// about their own mean that their squares do not cancel.
+GNSILU_HD SpanMoments moments_of(double sum, double deviations, double squares, double pivot,
+                                 double size, double inverse_size) {
+  const double shift = fma(-size, pivot, sum) * inverse_size;
+  const double about_mean = fma(-deviations, deviations * inverse_size, squares);
   return {pivot + shift, about_mean < 0 ? 0 : about_mean};  // a NaN stays
 }
 
 // Whether FP32 may have overflowed or lost squares to underflow: then the span is summed again,
-// scaled. 2^-100 is more than 2^23 elements can lose below 2^-149, times 2^26. A constant span,
-// which has no squares at all, cannot be told from a tiny one.
+// scaled. From 2^-60 on, what 2^23 elements can lose below 2^-149 is out of sight even in FP64, so
+// that a power of two on x changes no bit. A constant span, which has no squares at all, cannot be
+// told from a tiny one.
 GNSILU_HD bool needs_scaling(const SpanMoments& moments) {
-  return !(moments.squares >= 0x1p-100 && moments.squares <= 0x1p120);
+  return !(moments.squares >= 0x1p-60 && moments.squares <= 0x1p120);
 }
 
-// The exponent by which a span with that largest |x| is scaled: then it is at most 1, and every
-// deviation that matters is far from underflow. 2^-exponent is a normal FP32 number.
+// The exponent by which a span with that largest |x| is scaled: then it is at most 4 (1 below
+// 2^126), and every deviation that matters is far from underflow. 2^-exponent is a normal FP32
+// number.
 GNSILU_HD int scaling_exponent(float max_abs) {
   return clamp_exponent(exponent_above(static_cast<double>(max_abs)), -126, 126);
 }

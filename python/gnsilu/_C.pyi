@@ -103,6 +103,7 @@ class Device:
         capability_minor: int,
         driver_version: int,
         has_kernel_image: bool = True,
+        has_clusters: bool = True,
         shared_memory_per_block: int = 49152,
     ) -> None: ...
     @property
@@ -117,6 +118,9 @@ class Device:
     def driver_version(self) -> int: ...
     @property
     def has_kernel_image(self) -> bool: ...
+    @property
+    def has_clusters(self) -> bool:
+        """The kernels were compiled for 9.0 or above."""
     @property
     def shared_memory_per_block(self) -> int: ...
 

@@ -65,7 +65,7 @@ TEST(Choose, HoldsGroupsThatFitInSharedMemory) {
           EXPECT_GE(plan.cluster, 1);
           EXPECT_LE(plan.cluster, capability >= 90 ? std::min(7, sm_count) : 1);
           EXPECT_LE(plan.cluster, plan.spans.count);
-          EXPECT_LE(resident_bytes(plan.spans, p.channels_per_group(), plan.cluster) +
+          EXPECT_LE(resident_layout(plan.spans, p.channels_per_group(), plan.cluster).bytes +
                         kResidentStaticBytes,
                     device.shared_memory_per_block);
           EXPECT_TRUE(is_candidate(plan.route, plan.config));
@@ -75,6 +75,9 @@ TEST(Choose, HoldsGroupsThatFitInSharedMemory) {
     }
   }
   EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu()).cluster, 7);
+  Device jit = gpu();  // PTX of 8.0 on a 9.0: the code knows no clusters
+  jit.has_clusters = false;
+  EXPECT_EQ(choose(problem(1, 512, 4096, 32), jit).cluster, 1);
   EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu(89)).route, Route::kTwoPass);
   EXPECT_EQ(choose(problem(1, 512, 2048, 32), gpu(89)).route, Route::kResident);
   EXPECT_EQ(choose(problem(1, 512, 16384, 32), gpu()).route, Route::kResident);
@@ -170,6 +173,33 @@ TEST(Choose, TakesEmptyProblems) {
     const Plan plan = choose(p, gpu());
     EXPECT_EQ(plan.workspace_bytes, 0);
     EXPECT_FALSE(plan.tunable());
+  }
+}
+
+TEST(Choose, LaysSharedMemoryOutAlignedAndWithinBounds) {
+  for (int64_t channels : {1, 3, 16, 147, 5000}) {
+    for (int64_t spatial : {1, 7, 49, 720, 4097}) {
+      const Problem p = problem(3, 2 * channels, spatial, 2);
+      const Spans spans = spans_of(p.group_size());
+      for (int cluster = 1; cluster <= 7; ++cluster) {
+        const ResidentLayout layout = resident_layout(spans, channels, cluster);
+        EXPECT_EQ(layout.moments % static_cast<int64_t>(alignof(SpanMoments)), 0);
+        EXPECT_EQ(layout.affines % static_cast<int64_t>(alignof(Affine)), 0);
+        EXPECT_GE(layout.moments * cluster, 2 * p.group_size());
+        EXPECT_EQ(layout.bytes - layout.affines, kAffineBytes * channels);
+      }
+    }
+  }
+}
+
+TEST(Choose, ServesShortGroupsInOneLaunchWhateverTheRoute) {
+  for (int64_t size : {int64_t{1}, kMinSpan, kMinSpan + 1}) {
+    const Problem p = problem(2, 32, size, 32);
+    EXPECT_EQ(choose(p, gpu()).route, size <= kMinSpan ? Route::kThreePass : Route::kResident);
+    for (Route route : kFused) {
+      EXPECT_EQ(choose(p, gpu(), route).workspace_bytes == 0,
+                size <= kMinSpan || route == Route::kResident);
+    }
   }
 }
 

@@ -30,7 +30,8 @@ SpanMoments sum_span(const float* x, size_t size, float scale) {
   double sum = 0;
   for (const Sum32& part : sums.sum) sum += part.value();
   const auto count = static_cast<double>(size);
-  return moments_of(sum, fma(kChunk, sums.squares, sums.within), pivot, count, 1 / count);
+  return moments_of(sum, kChunk * sums.deviations, fma(kChunk, sums.squares, sums.within), pivot,
+                    count, 1 / count);
 }
 
 SpanMoments span_moments(const float* x, size_t size) {
@@ -159,6 +160,42 @@ TEST(OnePass, ScalingByAPowerOfTwoChangesNothingElse) {
     const GroupMoments got = moments_of_group(scaled, 2048);
     EXPECT_EQ(got.centre.mean, std::ldexp(want.centre.mean, k)) << k;
     EXPECT_EQ(got.variance, std::ldexp(want.variance, 2 * k)) << k;
+  }
+}
+
+// Where the scaling sets in, and where most values are tiny against the few that make the variance.
+TEST(OnePass, ScalingWideSpreadValuesChangesNothingElse) {
+  std::mt19937 random(6);
+  std::normal_distribution<double> normal;
+  std::vector<float> x(5000);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = to_bf16(std::ldexp(normal(random), i % 1000 == 500 ? 0 : -25));
+  }
+  const GroupMoments want = moments_of_group(x, 2048);
+  for (int k = -80; k <= 100; ++k) {
+    std::vector<float> scaled(x);
+    for (float& value : scaled) value = std::ldexp(value, k);
+    const GroupMoments got = moments_of_group(scaled, 2048);
+    EXPECT_EQ(got.centre.mean, std::ldexp(want.centre.mean, k)) << k;
+    EXPECT_EQ(got.variance, std::ldexp(want.variance, 2 * k)) << k;
+  }
+}
+
+// Every chunk's mean is rounded the same way, and the pivot is far from all of them.
+TEST(OnePass, TheFirstElementOfASpanMayBeAnOutlier) {
+  for (const double unit : {1.0, 2048.0}) {  // of BF16 and of FP16
+    for (size_t span : {512u, 2048u, 16384u}) {
+      std::vector<float> x(4 * span, 0.f);
+      for (size_t i = 0; i < x.size(); i += 32) {
+        x[i] = static_cast<float>(unit);
+        for (size_t lost : {1u, 2u, 4u, 8u, 16u}) x[i + lost] = to_bf16(unit * 0x1.fcp-25);
+      }
+      for (size_t i = 0; i < x.size(); i += span) {
+        x[i] = to_bf16(unit * std::sqrt(static_cast<double>(span) / 32));
+      }
+      const auto want = static_cast<double>(reference_of(x).variance);
+      EXPECT_NEAR(moments_of_group(x, span).variance, want, want * 0x1p-21) << unit << " " << span;
+    }
   }
 }
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gnsilu
@@ -181,6 +182,40 @@ def test_case_43_warm_calls_do_not_synchronise(route, monkeypatch):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             assert same_bits(y, want)
+
+
+# --- shared memory --------------------------------------------------------------------------------
+
+
+def test_threads_whose_groups_need_different_shared_memory():
+    """The limit that a launch needs belongs to the kernel: one thread must not lower another's."""
+    inputs = [random_x((1, 512, size), BF16, GPU) for size in (30_000, 100_000)]
+    for x in inputs:
+        assert gnsilu.explain(x, 512).route == "resident"
+    wanted = [gnsilu.group_norm_silu(x, 512) for x in inputs]
+    torch.cuda.synchronize()
+
+    def run(which: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [gnsilu.group_norm_silu(inputs[which], 512) for _ in range(100)]
+            return all(same_bits(y, wanted[which]) for y in results)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, (0, 1, 0, 1)))
+
+
+BARELY_BEYOND_48_KB = """
+    import torch, gnsilu
+    x = torch.randn(16, 1024, 25, 30, device="cuda").to(torch.bfloat16)
+    assert gnsilu.explain(x, 32).route == "resident"
+    y = gnsilu.group_norm_silu(x, 32)
+    assert torch.equal(y[:1], gnsilu.group_norm_silu(x[:1].clone(), 32))
+"""
+
+
+def test_shared_memory_that_the_kernel_declares_counts():
+    """48 KB need no permission, but with what the kernel declares these are more."""
+    assert_succeeds(start_python(BARELY_BEYOND_48_KB))
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -8,16 +8,18 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from gnsilu import _C
-from tuner_helpers import GPU, key, names_in, tune, winner
+from tuner_helpers import GPU, end, key, names_in, status_of, tune, winner
 
 PROCESSES = 8
 KEYS = 20
 KILLS = 300
+SECONDS = 20  # for the kills: fewer of them where the disk is slow
 
 
 def entry(number: int, process: int, turn: int):
@@ -66,15 +68,14 @@ class Writer:
             for number in order:
                 self.turn += 1
                 fault = _C.write_tuner_entry(self.path, entry(number, self.process, self.turn))
-                assert not fault
+                assert fault == "", fault
                 say(pipe, number, self.turn)
                 time.sleep(0.003)  # or the one that holds the lock takes it again and again
 
     def kill(self) -> int:
         """How often the process had reported an entry as written."""
-        os.kill(self.child, signal.SIGKILL)
-        _, status = os.waitpid(self.child, 0)
-        assert os.WIFSIGNALED(status)  # it had not ended by itself
+        child, self.child = self.child, 0
+        assert os.WIFSIGNALED(end(child))  # it had not ended by itself
         with os.fdopen(self.pipe) as pipe:
             lines = pipe.readlines()
         for line in lines:
@@ -111,31 +112,54 @@ def assert_next_writer_is_well(path: Path) -> None:
     assert names_in(path.parent) == {path.name, path.name + ".lock"}
 
 
-def test_case_46_killed_writers_lose_nothing_that_they_reported(tmp_path: Path) -> None:
-    chance = random.Random(46)
+@pytest.fixture
+def writers(tmp_path: Path) -> Iterator[list[Writer]]:
+    """Of one file; those that a failure leaves alive would write for ever."""
     path = _C.tuner_file_path(tmp_path, GPU)
     writers = [Writer(path, process) for process in range(PROCESSES)]
-    reports = []
+    yield writers
+    for writer in writers:
+        if writer.child:
+            end(writer.child)
+
+
+def kill_them(writers: list[Writer], path: Path) -> list[int]:
+    """One by chance, many times over; how many entries each had reported."""
+    chance = random.Random(46)
 
     def start(writer: Writer) -> None:
         writer.start(chance.sample(range(1, KEYS + 1), KEYS))
 
     for writer in writers:
         start(writer)
-    for kill in range(KILLS):
-        writer = chance.choice(writers)
-        time.sleep(chance.uniform(0, 0.006))
+    reports: list[int] = []
+    deadline = time.monotonic() + SECONDS
+    pause = 0.003
+    alive = list(writers)
+    while alive:
+        writer = chance.choice(alive)
+        time.sleep(chance.uniform(0, 2 * pause))
         reports.append(writer.kill())
+        # Flushing takes as long as the disk wants. Towards one in two that has reported nothing.
+        pause = min(0.2, max(0.0005, pause * (1.1 if reports[-1] == 0 else 0.9)))
         if path.exists():
             json.loads(path.read_text())
         assert_nothing_lost(path, writer)
-        if kill < KILLS - PROCESSES:
+        if len(reports) + len(alive) <= KILLS and time.monotonic() < deadline:
             start(writer)
         else:
-            writers.remove(writer)
+            alive.remove(writer)
+    return reports
+
+
+def test_case_46_killed_writers_lose_nothing_that_they_reported(
+    writers: list[Writer], tmp_path: Path
+) -> None:
+    path = _C.tuner_file_path(tmp_path, GPU)
+    reports = kill_them(writers, path)
     # It reached what it is about: writers killed before their first entry and amid many.
-    assert len(reports) == KILLS
-    assert 0 < reports.count(0) < 2 / 3 * KILLS
+    assert 5 * PROCESSES < len(reports) <= KILLS
+    assert 0 < reports.count(0) < 0.9 * len(reports)
     assert_next_writer_is_well(path)
 
 
@@ -154,7 +178,7 @@ def test_case_46_writers_that_live_lose_nothing_at_all(tmp_path: Path) -> None:
                 os._exit(0)
         children.append(child)
     for child in children:
-        os.waitpid(child, 0)
+        status_of(child)
     assert len(stored_turns(path)) == 5 * PROCESSES
 
 
@@ -162,6 +186,7 @@ def test_case_46_writers_that_live_lose_nothing_at_all(tmp_path: Path) -> None:
 
 PTRACE_TRACEME, PTRACE_SYSCALL = 0, 24
 NO_PTRACE = 77
+NEEDS_PTRACE = "needs ptrace, to stop a process at its system calls"
 
 
 def killed_after(calls: int, path: Path) -> tuple[bool, bool]:
@@ -169,7 +194,7 @@ def killed_after(calls: int, path: Path) -> tuple[bool, bool]:
 
     Whether it reported the entry, and whether it ended before.
     """
-    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace = ctypes.CDLL(None).ptrace
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -180,18 +205,19 @@ def killed_after(calls: int, path: Path) -> tuple[bool, bool]:
             say(writing, 1, 1)
         os._exit(0)
     os.close(writing)
-    _, status = os.waitpid(child, 0)
+    status = status_of(child)
     for _ in range(2 * calls):  # a stop on the way in and one on the way out
         if not os.WIFSTOPPED(status):
             break
-        assert ptrace(PTRACE_SYSCALL, child, None, None) == 0
-        _, status = os.waitpid(child, 0)
+        if ptrace(PTRACE_SYSCALL, child, None, None) != 0:
+            end(child)
+            pytest.skip(NEEDS_PTRACE)
+        status = status_of(child)
     ended = os.WIFEXITED(status)
     if ended and os.WEXITSTATUS(status) == NO_PTRACE:
-        pytest.skip("needs ptrace, to stop a process at its system calls")
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        pytest.skip(NEEDS_PTRACE)
+    if os.WIFSTOPPED(status):
+        end(child)
     with os.fdopen(reading) as pipe:
         return pipe.read() == "1 1\n", ended
 
@@ -199,9 +225,7 @@ def killed_after(calls: int, path: Path) -> tuple[bool, bool]:
 def test_case_46_killed_at_every_system_call_of_a_write(tmp_path: Path) -> None:
     """While it locks, reads, writes, flushes, renames, unlocks: the old file or the new one."""
     outcomes = set()
-    ended = False
-    calls = 0
-    while not ended:
+    for calls in range(1000):  # some 25 are made
         folder = tmp_path / str(calls)
         path = _C.tuner_file_path(folder, GPU)
         assert _C.write_tuner_entry(path, entry(1, 0, 1)) == ""
@@ -212,6 +236,7 @@ def test_case_46_killed_at_every_system_call_of_a_write(tmp_path: Path) -> None:
         assert not reported or (1, 1) in turns
         outcomes.add((unfinished, (1, 1) in turns, reported))
         assert_next_writer_is_well(path)
-        calls += 1
+        if ended:
+            break
     # It reached: before the new file is made, before it is renamed, before and after it is said.
     assert outcomes == {(0, False, False), (1, False, False), (0, True, False), (0, True, True)}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ GPU = "NVIDIA Invented"
 THREE_PASS = _C.Route.three_pass
 CANDIDATES = _C.candidates(THREE_PASS)
 NO_ACCOUNT = 54321  # a user id without a passwd entry
+PATIENCE = 30  # seconds, with a child
 
 
 def key(channels_per_group: int = 8, process: int = 0, gpu: str = GPU, **changes: Any):
@@ -76,6 +80,23 @@ def heals(directory: Path, path: Path) -> list[str]:
     return warnings
 
 
+def status_of(child: int) -> int:
+    """Waits until it ends, or stops where it is traced; fails where it does neither."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(1e-4)
+    end(child)
+    raise AssertionError(f"a child neither ended nor stopped within {PATIENCE} s")
+
+
+def end(child: int) -> int:
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
 def in_child(function: Callable[[], Any]) -> Any:
     """What function returns (JSON) in a forked process; fails where it raises."""
     reading, writing = os.pipe()
@@ -90,8 +111,11 @@ def in_child(function: Callable[[], Any]) -> Any:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
+        if not select.select([pipe], [], [], PATIENCE)[0]:
+            end(child)
+            raise AssertionError(f"a child gave no answer within {PATIENCE} s")
         answer = json.loads(pipe.read())
-    os.waitpid(child, 0)
+    status_of(child)
     assert not (isinstance(answer, dict) and "raised" in answer), answer
     return answer
 
