@@ -13,9 +13,11 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +38,8 @@ SANITIZER_SCRIPT = ROOT / "tests" / "python" / "sanitizer_shapes.py"
 # "ERROR SUMMARY: 0 errors", of racecheck "RACECHECK SUMMARY: 2 hazards displayed".
 SANITIZER_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 SANITIZER_CASE = 44  # of docs/cases.md
+# Seconds: the record is to be written whatever hangs.
+CPP_LIMIT, PYTEST_LIMIT, SANITIZER_LIMIT = 120, 1200, 600
 
 
 @dataclass
@@ -77,9 +81,18 @@ def headline(text: str) -> None:
     print(f"\n==> {text}", flush=True)
 
 
-def run(command: list[str | Path], **environment: str) -> int:
+def run(command: list[str | Path], limit: float, **environment: str) -> int:
+    """The exit status; beyond so many seconds the program is asked to end, then made to."""
     print("    " + " ".join(map(str, command)), flush=True)
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
+    for means in (signal.SIGINT, signal.SIGKILL):  # pytest still writes its report at the first
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            print(f"    {means.name} after {limit} s", flush=True)
+            process.send_signal(means)
+            limit = 30
+    return process.wait()
 
 
 def library_folders() -> str:
@@ -101,7 +114,7 @@ def run_cpp_tests(folder: Path | None, outcome: Outcome) -> None:
             command = [program.resolve()]
             if program.name.endswith("_test"):
                 command.append(f"--gtest_output=xml:{report}")
-            status = run(command, LD_LIBRARY_PATH=library_folders())
+            status = run(command, CPP_LIMIT, LD_LIBRARY_PATH=library_folders())
             failures = len(outcome.failed)
             if report.exists():
                 outcome.add_junit(report, program.name)
@@ -119,12 +132,13 @@ def run_pytest(cpp_tests: Path | None, outcome: Outcome) -> None:
         command = [sys.executable, "-m", "pytest", "-ra", "--durations=30", "tests/python"]
         command += ["--ignore", "tests/python/test_gpu_record.py", f"--junitxml={report}"]
         environment = {"GNSILU_CPP_TESTS": str(cpp_tests.resolve())} if cpp_tests else {}
-        status = run(command, **environment)
+        status = run(command, PYTEST_LIMIT, **environment)
         failures = len(outcome.failed)
         if report.exists():
             outcome.add_junit(report, "pytest")
             outcome.by_case = cases.counts_in_junit(report)
-        if status != 0 and len(outcome.failed) == failures:
+        # 1: all were run and some failed.
+        if status not in (0, 1) or (status == 1 and len(outcome.failed) == failures):
             outcome.fail(f"pytest: ended with status {status}")
 
 
@@ -162,10 +176,16 @@ def run_sanitizers(outcome: Outcome) -> dict[str, int | None]:
                     stderr=subprocess.STDOUT,
                 )
             running[tool] = (process, log)
-        return {
-            tool: judge_sanitizer(tool, process.wait(), log.read_text("utf-8", "replace"), outcome)
-            for tool, (process, log) in running.items()
-        }
+        end = time.monotonic() + SANITIZER_LIMIT
+        found = {}
+        for tool, (process, log) in running.items():
+            try:
+                status = process.wait(max(0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
+            found[tool] = judge_sanitizer(tool, status, log.read_text("utf-8", "replace"), outcome)
+        return found
 
 
 def judge_sanitizer(tool: str, status: int, output: str, outcome: Outcome) -> int | None:
@@ -228,6 +248,8 @@ def main() -> None:
     parser.add_argument("--gtest-dir", default="", help="folder of the C++ test programs")
     gtest_dir = parser.parse_args().gtest_dir
     folder = Path(gtest_dir) if gtest_dir else None
+    # A shell has it ignored by what it puts into the background, and run() needs it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     check_subject()
     outcome = Outcome()
     run_cpp_tests(folder, outcome)

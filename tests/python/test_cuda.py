@@ -32,7 +32,10 @@ def start_python(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def assert_succeeds(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=300)
+    try:
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()  # or one that hangs stays
     assert process.returncode == 0, errors
 
 
@@ -197,7 +200,7 @@ def test_threads_whose_groups_need_different_shared_memory():
 
     def run(which: int) -> bool:
         with torch.cuda.stream(torch.cuda.Stream()):
-            results = [gnsilu.group_norm_silu(inputs[which], 512) for _ in range(100)]
+            results = [gnsilu.group_norm_silu(inputs[which], 512) for _ in range(30)]
             return all(same_bits(y, wanted[which]) for y in results)
 
     with ThreadPoolExecutor(4) as pool:

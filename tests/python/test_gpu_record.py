@@ -57,14 +57,16 @@ def test_case_44_the_checker_found_nothing(tool: str, run_record: dict[str, Any]
 def test_every_case_with_a_test_for_a_gpu_is_in_the_record(
     request: pytest.FixtureRequest, run_record: dict[str, Any]
 ) -> None:
-    """Of the tests that are collected now: on a GPU each case had one that passed, none failed."""
+    """Of the tests that are collected now: each case had one that passed, and none that failed."""
     counts = cases.from_json(run_record.get("cases", {}))
     for item in request.session.items:
         number = cases.case_of(item.name)
         if number is None or not item.get_closest_marker("gpu"):
             continue
         found = counts.get(number, cases.Counts())
-        assert found.passed > 0, f"case {number} ({item.name}): run make gpu-test on a GPU"
+        one_gpu_was_too_few = item.get_closest_marker("two_gpus") and found.skipped > 0
+        if not one_gpu_was_too_few:
+            assert found.passed > 0, f"case {number} ({item.name}): run make gpu-test on a GPU"
         assert found.failed == 0, f"case {number} failed on a GPU"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import cases
@@ -72,6 +73,15 @@ def test_outcomes_are_counted_by_case(report: Path) -> None:
     assert list(document) == ["7", "41", "52"]
     assert document["7"] == {"passed": 2, "failed": 1, "skipped": 0}
     assert cases.from_json(document) == counts
+
+
+def test_a_program_that_does_not_end_is_ended() -> None:
+    assert gpu_test.run(["sleep", "0"], 10) == 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert gpu_test.run(["sleep", "60"], 0.1) == -signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- The memory checkers ------------------------------------------------------------------------

@@ -109,9 +109,12 @@ def test_case_37_spawned_process():
     module.cpu().requires_grad_(False)  # autograd's leaves are not sent
     child = context.Process(target=send_results, args=(module, devices, results))
     child.start()
-    assert results.get(timeout=120) == want
-    child.join()
-    assert child.exitcode == 0
+    try:
+        assert results.get(timeout=60) == want
+        child.join(30)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
 
 
 def test_symbolic_tracing_keeps_the_call_whole():

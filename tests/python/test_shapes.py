@@ -179,7 +179,8 @@ def test_case_21_nothing_is_launched_for_empty_inputs(monkeypatch):
         return [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
 
     assert kernels(EMPTY) == []
-    assert len(kernels([(2, 64, 8, 8)])) == 1  # whole_groups; explain() launches nothing
+    (kernel,) = kernels([(2, 64, 8, 8)])  # explain() launches nothing
+    assert "whole_groups" in kernel
     monkeypatch.setenv("GNSILU_ROUTE", "fallback")
     assert kernels(EMPTY) == []
 

@@ -158,4 +158,4 @@ def test_case_35_saved_module_runs_in_a_cpp_program(tmp_path):
     # The program may have been built elsewhere: tell it where the libraries lie.
     folders = [Path(torch.__file__).parent / "lib", Path(gnsilu.library_path()).parent]
     libraries = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
-    subprocess.run([str(program), *files], check=True, env=os.environ | libraries)
+    subprocess.run([str(program), *files], check=True, env=os.environ | libraries, timeout=60)

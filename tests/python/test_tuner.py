@@ -276,7 +276,7 @@ def test_threads_tune_different_keys_at_once(tmp_path, warnings):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert found == {4: CANDIDATES[-1], 8: CANDIDATES[-1]}
     assert warnings == []
 
@@ -298,6 +298,6 @@ def test_other_threads_run_while_the_tuner_waits_for_the_file(tmp_path, warnings
         assert timed.wait(30)
         assert not path.exists()
         fcntl.flock(lock, fcntl.LOCK_UN)
-        thread.join()
+        thread.join(30)
     assert warnings == []
     assert len(_C.read_tuner_file(path).entries) == 1
