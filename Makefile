@@ -38,7 +38,7 @@ demo: ## run an image autoencoder's GroupNorm + SiLU sites on a photograph; pict
 test: ## C++ and Python tests; those that need a GPU are skipped without one
 	@$(setup) test demo
 	$(venv)/bin/ctest --test-dir $(build) --output-on-failure --no-tests=error
-	GNSILU_CPP_TESTS=$(abspath $(build)/tests) $(run) -m pytest -ra tests/python
+	GNSILU_CPP_TESTS=$(abspath $(build)/tests) $(run) -m pytest -ra --cases tests/python
 
 gpu-test: ## every test on a GPU, memory checkers too; writes tests/gpu_record.json
 	@$(if $(INSTALLED),,$(setup) test demo)
