@@ -41,14 +41,31 @@ Plan fallback(const char* reason, const Problem& problem) {
   return plan;
 }
 
-// How the resident route would serve the problem; cluster 0 where it cannot.
-struct Residence {
-  int cluster = 0;
-  int threads = 0;
-};
+Plan fused(Route route, const char* reason, const Problem& problem, const Spans& spans) {
+  Plan plan;
+  plan.route = route;
+  plan.reason = reason;
+  plan.config = candidates(route).front();
+  plan.spans = spans;
+  const double x = static_cast<double>(size_in_bytes(problem.x_dtype));
+  const double y = static_cast<double>(size_in_bytes(problem.y_dtype));
+  // Of a group of one span the second and third read are served by the caches.
+  const int reads = plan.spans.count <= 1 || route == Route::kResident ? 1
+                    : route == Route::kTwoPass                         ? 2
+                                                                       : 3;
+  plan.bytes_per_element = reads * x + y;
+  plan.groups_per_launch = problem.group_count();
+  if (reads == 1) return plan;
+  const int64_t group_bytes = workspace_bytes_per_group(route, plan.spans);
+  plan.groups_per_launch = std::min(problem.group_count(), kMaxWorkspaceBytes / group_bytes);
+  plan.workspace_bytes = plan.groups_per_launch * group_bytes;
+  return plan;
+}
 
-// The numbers are those of an H200, in graphs of launches with cold caches.
-Residence residence_of(const Problem& problem, const Device& device, const Spans& spans) {
+// The plan by the resident route; nothing where a group does not fit into shared memory. The
+// numbers are those of an H200, in graphs of launches with cold caches.
+std::optional<Plan> resident(const char* reason, const Problem& problem, const Device& device,
+                             const Spans& spans) {
   const int64_t groups = std::max<int64_t>(1, problem.group_count());
   // The kernel's 64 registers a thread leave an SM 1024 threads.
   const int64_t threads_at_once = int64_t{1024} * device.sm_count;
@@ -70,41 +87,16 @@ Residence residence_of(const Problem& problem, const Device& device, const Spans
   const int64_t half = device.shared_memory_per_block / 2 - 512;
   const auto room = [&] { return cluster > 1 ? half : device.shared_memory_per_block; };
   while (cluster < most && bytes() > room()) ++cluster;
-  if (bytes() > room() || groups * cluster > INT32_MAX) return {};
+  if (bytes() > room() || groups * cluster > INT32_MAX) return std::nullopt;
   const int64_t vectors = (spans.count + cluster - 1) / cluster * spans.size / 8;
   int threads = 128;
   while (threads < 512 && threads < vectors && groups * cluster * threads * 2 <= threads_at_once) {
     threads *= 2;
   }
   if (bytes() > half) threads = 1024;  // one block an SM
-  return {static_cast<int>(cluster), threads};
-}
-
-Plan fused(Route route, const char* reason, const Problem& problem) {
-  Plan plan;
-  plan.route = route;
-  plan.reason = reason;
-  plan.config = candidates(route).front();
-  plan.spans = spans_of(problem.group_size());
-  const double x = static_cast<double>(size_in_bytes(problem.x_dtype));
-  const double y = static_cast<double>(size_in_bytes(problem.y_dtype));
-  // Of a group of one span the second and third read are served by the caches.
-  const int reads = plan.spans.count <= 1 || route == Route::kResident ? 1
-                    : route == Route::kTwoPass                         ? 2
-                                                                       : 3;
-  plan.bytes_per_element = reads * x + y;
-  plan.groups_per_launch = problem.group_count();
-  if (reads == 1) return plan;
-  const int64_t group_bytes = workspace_bytes_per_group(route, plan.spans);
-  plan.groups_per_launch = std::min(problem.group_count(), kMaxWorkspaceBytes / group_bytes);
-  plan.workspace_bytes = plan.groups_per_launch * group_bytes;
-  return plan;
-}
-
-Plan resident(const char* reason, const Problem& problem, const Residence& residence) {
-  Plan plan = fused(Route::kResident, reason, problem);
-  plan.cluster = residence.cluster;
-  plan.config.threads = residence.threads;
+  Plan plan = fused(Route::kResident, reason, problem, spans);
+  plan.residence = {static_cast<int>(cluster), device.shared_memory_per_block};
+  plan.config.threads = threads;
   return plan;
 }
 
@@ -160,20 +152,17 @@ Plan choose(const Problem& problem, const Device& device, std::optional<Route> f
   if (forced == Route::kFallback) return fallback("asked for", problem);
   if (obstacle != nullptr) return fallback(obstacle, problem);
   const Spans spans = spans_of(problem.group_size());
-  const Residence residence = residence_of(problem, device, spans);
   if (forced == Route::kResident) {
-    if (residence.cluster == 0) {
-      throw std::invalid_argument(
-          "route resident is not possible: a group does not fit into shared memory");
-    }
-    return resident("asked for", problem, residence);
+    const std::optional<Plan> plan = resident("asked for", problem, device, spans);
+    if (plan) return *plan;
+    throw std::invalid_argument(
+        "route resident is not possible: a group does not fit into shared memory");
   }
-  if (forced) return fused(*forced, "asked for", problem);
-  if (spans.count > 1 && residence.cluster > 0) {
-    return resident("contiguous 16-bit x, its groups fit into shared memory", problem, residence);
-  }
-  return fused(spans.count > 1 ? Route::kTwoPass : Route::kThreePass,
-               "contiguous 16-bit x on a CUDA device", problem);
+  if (forced) return fused(*forced, "asked for", problem, spans);
+  const char* const reason = "contiguous 16-bit x on a CUDA device";
+  if (spans.count <= 1) return fused(Route::kThreePass, reason, problem, spans);
+  return resident("contiguous 16-bit x, its groups fit into shared memory", problem, device, spans)
+      .value_or(fused(Route::kTwoPass, reason, problem, spans));
 }
 
 }  // namespace gnsilu

@@ -56,9 +56,9 @@ cudaError_t launch_centred_squares(const GroupRange& range, const KernelTypes& t
                                    const Config& config, cudaStream_t stream);
 cudaError_t launch_span_moments(const GroupRange& range, const KernelTypes& types,
                                 const Config& config, cudaStream_t stream);
-// cluster: blocks that share a group, 1 below compute capability 9.0.
 cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& types,
-                                   const Config& config, int cluster, cudaStream_t stream);
+                                   const Config& config, const Residence& residence,
+                                   cudaStream_t stream);
 cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,
                          cudaStream_t stream);
 cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,

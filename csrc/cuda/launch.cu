@@ -74,7 +74,7 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
     cudaError_t error;
     if (plan.route == Route::kResident) {
       *kernel = "resident_groups";
-      error = launch_resident_groups(range, types, plan.config, plan.cluster, stream);
+      error = launch_resident_groups(range, types, plan.config, plan.residence, stream);
     } else if (plan.spans.count == 1) {
       *kernel = "whole_groups";
       error = launch_whole_groups(range, types, stream);

@@ -9,8 +9,6 @@
 // Reads x and writes y once, 4 bytes an element (6 to FP32).
 #include <cooperative_groups.h>
 
-#include <algorithm>
-
 #include "dispatch.h"
 #include "kernels.h"
 #include "normalise.cuh"
@@ -159,25 +157,21 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 // Beyond 48 KB, what the kernel declares included, shared memory has to be asked for. Always all
-// that there is: the limit is the kernel's, and a smaller one would fail the launch of a larger
+// that the GPU has: the limit is the kernel's, and a smaller one would fail the launch of a larger
 // group that another thread is about to make.
 template <class Kernel>
-cudaError_t allow_shared_memory(Kernel kernel, int64_t bytes) {
+cudaError_t allow_shared_memory(Kernel kernel, int64_t bytes, int64_t most) {
   if (bytes + kResidentStaticBytes <= 48 << 10) return cudaSuccess;
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  int most = 0;
-  error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              most - static_cast<int>(kResidentStaticBytes));
+                              static_cast<int>(most - kResidentStaticBytes));
 }
 
 }  // namespace
 
 cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& types,
-                                   const Config& config, int cluster, cudaStream_t stream) {
+                                   const Config& config, const Residence& residence,
+                                   cudaStream_t stream) {
+  const int cluster = residence.cluster;
   ResidentGrid grid;
   grid.cluster = cluster;
   grid.spans_per_block = (range.spans + cluster - 1) / cluster;
@@ -187,7 +181,8 @@ cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& t
     return dispatch_y(types.y, [&](auto y) {
       return dispatch_activation(types.activation, [&](auto activation) {
         const auto kernel = resident_groups<x(), y(), activation()>;
-        const cudaError_t error = allow_shared_memory(kernel, grid.layout.bytes);
+        const cudaError_t error =
+            allow_shared_memory(kernel, grid.layout.bytes, residence.shared_memory_per_block);
         if (error != cudaSuccess) return error;
         cudaLaunchConfig_t launch{};
         launch.gridDim = dim3(static_cast<unsigned>(range.groups * cluster));

@@ -79,12 +79,13 @@ at::Tensor run_with_config(const Call& call, Route route, const Config& config, 
   const Device& device = cuda_device(call.x.device().index());
   const Problem problem = problem_of(call);
   Plan plan = choose(problem, device, route);
-  if (cluster > 0) plan.cluster = cluster;
-  TORCH_CHECK(route != Route::kResident ||
-                  resident_layout(plan.spans, problem.channels_per_group(), plan.cluster).bytes +
-                          kResidentStaticBytes <=
-                      device.shared_memory_per_block,
-              "cluster is ", plan.cluster, "; a group's part has to fit into shared memory");
+  if (cluster > 0) plan.residence.cluster = cluster;
+  TORCH_CHECK(
+      route != Route::kResident ||
+          resident_layout(plan.spans, problem.channels_per_group(), plan.residence.cluster).bytes +
+                  kResidentStaticBytes <=
+              device.shared_memory_per_block,
+      "cluster is ", plan.residence.cluster, "; a group's part has to fit into shared memory");
   return run_fused(call, problem, device, plan, config);
 }
 

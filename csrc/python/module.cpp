@@ -139,7 +139,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("reason", &Plan::reason)
       .def_readonly("config", &Plan::config)
       .def_readonly("spans", &Plan::spans)
-      .def_readonly("cluster", &Plan::cluster)
+      .def_property_readonly("cluster", [](const Plan& plan) { return plan.residence.cluster; })
       .def_readonly("groups_per_launch", &Plan::groups_per_launch)
       .def_readonly("workspace_bytes", &Plan::workspace_bytes)
       .def_readonly("bytes_per_element", &Plan::bytes_per_element)

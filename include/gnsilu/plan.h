@@ -37,7 +37,8 @@ struct Config {
 
 std::string to_string(const Config& config);
 
-// The configurations that the tuner times for a route, the default first; none for the fallback.
+// The configurations that the tuner times for a route, the default first, or that choose() picks
+// from (resident); none for the fallback.
 const std::vector<Config>& candidates(Route route);
 // Whether config is one of candidates(route): nothing else is ever launched.
 bool is_candidate(Route route, const Config& config);
@@ -47,7 +48,7 @@ struct Plan {
   const char* reason = "";  // why this route, a sentence with static storage
   Config config;
   Spans spans;                    // CUDA routes only
-  int cluster = 1;                // resident only: blocks that share a group
+  Residence residence;            // resident only
   int64_t groups_per_launch = 0;  // groups whose partial results the workspace holds at a time
   int64_t workspace_bytes = 0;
   double bytes_per_element = 0;  // moved through memory, reads and writes together

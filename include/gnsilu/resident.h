@@ -8,6 +8,11 @@
 
 namespace gnsilu {
 
+struct Residence {
+  int cluster = 1;                      // blocks that share a group, 1 below compute capability 9.0
+  int64_t shared_memory_per_block = 0;  // bytes, the most that the GPU gives: Device's
+};
+
 // Offsets in bytes within a block's shared memory: its part of the group comes first.
 struct ResidentLayout {
   int64_t moments;  // of all spans of the group

@@ -11,7 +11,7 @@ namespace gnsilu {
 // Smallest span: 1 KB of a 16-bit type, 2 vectors of 8 elements a lane.
 constexpr int64_t kMinSpan = 512;
 // Spans double until there are at most this many a group: enough warps for a small group, few
-// enough that merging them is quick (H200: 40 to 64 spans were the fastest from 0.03 to 0.5 MB).
+// enough that merging them is quick (H200: 20 to 80 spans were the fastest from 0.03 to 0.5 MB).
 constexpr int64_t kFewSpans = 64;
 // 32 KB, where the work on a span hides everything around it: then their number grows.
 constexpr int64_t kLongSpan = 16384;

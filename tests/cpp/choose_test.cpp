@@ -62,22 +62,23 @@ TEST(Choose, HoldsGroupsThatFitInSharedMemory) {
           EXPECT_EQ(plan.bytes_per_element, 4);
           EXPECT_EQ(plan.workspace_bytes, 0);
           EXPECT_EQ(plan.groups_per_launch, p.group_count());
-          EXPECT_GE(plan.cluster, 1);
-          EXPECT_LE(plan.cluster, capability >= 90 ? std::min(7, sm_count) : 1);
-          EXPECT_LE(plan.cluster, plan.spans.count);
-          EXPECT_LE(resident_layout(plan.spans, p.channels_per_group(), plan.cluster).bytes +
-                        kResidentStaticBytes,
-                    device.shared_memory_per_block);
+          EXPECT_GE(plan.residence.cluster, 1);
+          EXPECT_LE(plan.residence.cluster, capability >= 90 ? std::min(7, sm_count) : 1);
+          EXPECT_LE(plan.residence.cluster, plan.spans.count);
+          EXPECT_LE(
+              resident_layout(plan.spans, p.channels_per_group(), plan.residence.cluster).bytes +
+                  kResidentStaticBytes,
+              device.shared_memory_per_block);
           EXPECT_TRUE(is_candidate(plan.route, plan.config));
           EXPECT_FALSE(plan.tunable());
         }
       }
     }
   }
-  EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu()).cluster, 7);
+  EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu()).residence.cluster, 7);
   Device jit = gpu();  // PTX of 8.0 on a 9.0: the code knows no clusters
   jit.has_clusters = false;
-  EXPECT_EQ(choose(problem(1, 512, 4096, 32), jit).cluster, 1);
+  EXPECT_EQ(choose(problem(1, 512, 4096, 32), jit).residence.cluster, 1);
   EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu(89)).route, Route::kTwoPass);
   EXPECT_EQ(choose(problem(1, 512, 2048, 32), gpu(89)).route, Route::kResident);
   EXPECT_EQ(choose(problem(1, 512, 16384, 32), gpu()).route, Route::kResident);

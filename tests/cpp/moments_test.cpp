@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "moments_reference.h"
+
 namespace gnsilu {
 namespace {
 
@@ -51,23 +53,6 @@ GroupMoments moments_of_group(const std::vector<float>& x, size_t span) {
     sums.add(span_moments(x.data() + start, size), static_cast<double>(size), origin);
   }
   return group_moments(sums, origin, 1.0 / static_cast<double>(x.size()));
-}
-
-struct Reference {
-  long double mean = 0;
-  long double variance = 0;
-};
-
-Reference reference_of(const std::vector<float>& x) {
-  Reference reference;
-  for (float value : x) reference.mean += value;
-  reference.mean /= static_cast<long double>(x.size());
-  for (float value : x) {
-    const long double deviation = value - reference.mean;
-    reference.variance += deviation * deviation;
-  }
-  reference.variance /= static_cast<long double>(x.size());
-  return reference;
 }
 
 float to_bf16(double value) { return float_from_bf16(bf16_from_float(static_cast<float>(value))); }

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "moments_reference.h"
+
 namespace gnsilu {
 namespace {
 
@@ -89,23 +91,6 @@ Statistics statistics_of(const std::vector<float>& x, DType dtype, size_t span) 
     for (const Sum32& chain : chains) squares += chain.value();
   }
   return {centre, variance_of(squares, centre, size)};
-}
-
-struct Reference {
-  long double mean = 0;
-  long double variance = 0;
-};
-
-Reference reference_of(const std::vector<float>& x) {
-  Reference reference;
-  for (float value : x) reference.mean += value;
-  reference.mean /= static_cast<long double>(x.size());
-  for (float value : x) {
-    const long double deviation = value - reference.mean;
-    reference.variance += deviation * deviation;
-  }
-  reference.variance /= static_cast<long double>(x.size());
-  return reference;
 }
 
 struct Distribution {
