@@ -1,12 +1,11 @@
 """Writes the tables in README.md and docs/exactness.md from the figures that were measured.
 
-    python benchmarks/readme_tables.py benchmarks/results/first_figures_h200.json
     python benchmarks/readme_tables.py benchmarks/results/speed_h200.json
     python benchmarks/readme_tables.py benchmarks/results/exactness_h200.json
 
-The first fills README.md, the second its table of speed, the third docs/exactness.md, and draws
-docs/exactness.png. With --check and no file: whether the tables are those of the files that they
-name.
+The first fills README.md's table of speed and draws docs/speed.png and docs/bandwidth.png, the
+second fills docs/exactness.md and README.md's table of exactness, and draws docs/exactness.png.
+With --check and no file: whether the tables are those of the files that they name.
 """
 
 from __future__ import annotations
@@ -23,17 +22,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-VARIANTS = {
-    "gnsilu": "gnsilu",
-    "pytorch_fp32": "PyTorch, FP32 inside (autocast)",
-    "pytorch_16_bit": "PyTorch, 16-bit",
-}
 # speed.py's contenders.
 SPEED_CONTENDERS = {
     "gnsilu": "gnsilu",
     "compiled": "`torch.compile`",
-    "autocast": VARIANTS["pytorch_fp32"],
-    "eager_16_bit": VARIANTS["pytorch_16_bit"],
+    "autocast": "PyTorch, FP32 inside (autocast)",
+    "eager_16_bit": "PyTorch, 16-bit",
 }
 # exactness.py's contenders.
 CONTENDERS = {
@@ -41,9 +35,9 @@ CONTENDERS = {
     "three_pass": "gnsilu, `three_pass`",
     "fallback": "gnsilu, `fallback`",
     "differentiable": "gnsilu, gradient needed",
-    "autocast": VARIANTS["pytorch_fp32"],
+    "autocast": SPEED_CONTENDERS["autocast"],
     "compiled": "the same, `torch.compile`",
-    "eager_16_bit": VARIANTS["pytorch_16_bit"],
+    "eager_16_bit": SPEED_CONTENDERS["eager_16_bit"],
 }
 TYPES = {"bfloat16": "BF16", "float16": "FP16"}
 
@@ -79,16 +73,7 @@ def ruler(times: dict[str, Any]) -> float:
 
 
 def speed(figures: dict[str, Any]) -> str:
-    rows = []
-    for row in figures["device_time"]:
-        copy = ruler(row)
-        times = [f"x{row[variant]['median'] / copy:.2f}" for variant in VARIANTS]
-        rows.append(["x".join(map(str, row["shape"])), f"{copy:.1f} us", *times])
-    return table(["x (N,C,H,W)", "copy", *VARIANTS.values()], rows)
-
-
-def speed_by_route(figures: dict[str, Any]) -> str:
-    """Of speed.py: BF16, cold L2."""
+    """BF16, cold L2."""
     rows = []
     for row in figures["rows"]:
         if row["dtype"] != "bfloat16":
@@ -101,24 +86,6 @@ def speed_by_route(figures: dict[str, Any]) -> str:
         shape = "x".join(map(str, row["shape"]))
         rows.append([shape, f"{ruler(times):.1f} us", f"`{row['route']}`", *cells])
     return table(["x (N,C,H,W)", "copy", "route", *SPEED_CONTENDERS.values()], rows)
-
-
-def exactness(figures: dict[str, Any]) -> str:
-    rows = []
-    for dtype in TYPES:
-        of_dtype = [row for row in figures["exactness"] if row["dtype"] == dtype]
-        for name in dict.fromkeys(row["input"] for row in of_dtype):
-            cells = []
-            for side in ("gnsilu", "pytorch"):
-                found = [row[side] for row in of_dtype if row["input"] == name]
-                worst = max(f["max_of_bound"] for f in found)
-                correct, elements = (sum(f[key] for f in found) for key in ("correct", "elements"))
-                cells += [percent(correct, elements), number(worst)]
-            rows.append([dtype, name, *cells])
-    return table(
-        ["dtype", "x", "gnsilu: correctly rounded", "worst / bound", "PyTorch", "worst / bound"],
-        rows,
-    )
 
 
 # --------------------------------------------------------------------------- docs/exactness.md
@@ -202,11 +169,18 @@ def hard(figures: dict[str, Any]) -> str:
     return table([*headings, "its worst y", "the same x in FP32: its worst y"], rows)
 
 
-def draw(figures: dict[str, Any]) -> None:
+def draw_histograms(figures: dict[str, Any]) -> None:
     import measure  # noqa: F401  (makes the tests' folder known)
     from pictures import save_histograms
 
     save_histograms(figures, ROOT / "docs" / "exactness.png")
+
+
+def draw_speed(figures: dict[str, Any]) -> None:
+    from speed_pictures import save_bandwidth, save_ratios
+
+    save_ratios(figures, ROOT / "docs" / "speed.png")
+    save_bandwidth(figures, ROOT / "docs" / "bandwidth.png")
 
 
 # ------------------------------------------------------------------------------------ documents
@@ -244,20 +218,21 @@ class Document:
         return text
 
 
-README = Document(ROOT / "README.md", "first_figures.py", {"speed": speed, "exactness": exactness})
-SPEED = Document(ROOT / "README.md", "speed.py", {"speed": speed_by_route})
+README = ROOT / "README.md"
+SPEED = Document(README, "speed.py", {"speed": speed}, draw_speed)
+IN_SHORT = Document(README, "exactness.py", {"exactness": in_short})
 EXACTNESS = Document(
     ROOT / "docs" / "exactness.md",
     "exactness.py",
     {"short": in_short, "inputs": by_input, "hard": hard},
-    draw,
+    draw_histograms,
 )
+DOCUMENTS = (SPEED, IN_SHORT, EXACTNESS)
 
 
-def document_of(figures: dict[str, Any]) -> Document:
-    if figures.get("kind") == "speed":
-        return SPEED
-    return EXACTNESS if "histograms" in figures else README
+def documents_of(figures: dict[str, Any]) -> list[Document]:
+    script = "speed.py" if figures.get("kind") == "speed" else "exactness.py"
+    return [document for document in DOCUMENTS if document.script == script]
 
 
 def read(source: str) -> dict[str, Any]:
@@ -270,15 +245,18 @@ def is_current(path: Path, name: str, block: str) -> bool:
     if len(sources) != 1 or not (RESULTS / min(sources)).exists():
         return False
     figures, source = read(min(sources)), min(sources)
-    document = document_of(figures)
-    known = document.path == path and name in document.blocks
-    return known and document.block(name, figures, source) == block
+    return any(
+        document.path == path
+        and name in document.blocks
+        and document.block(name, figures, source) == block
+        for document in documents_of(figures)
+    )
 
 
 def stale() -> list[str]:
     """The tables that are not those of the figures that they name."""
     found = []
-    for document in (README, EXACTNESS):
+    for document in DOCUMENTS:
         text = document.path.read_text("utf-8")
         for name in document.blocks:
             blocks = re.findall(rf"(<!-- {name} -->.*?)<!-- end -->", text, flags=re.S)
@@ -300,11 +278,11 @@ def main() -> None:
     figures = read(arguments.figures.name)
     if not figures.get("complete", True):
         parser.error(f"{arguments.figures.name} is of a run that was cut short")
-    document = document_of(figures)
-    text = document.path.read_text("utf-8")
-    document.path.write_text(document.filled(text, figures, arguments.figures.name), "utf-8")
-    if document.also:
-        document.also(figures)
+    for document in documents_of(figures):
+        text = document.path.read_text("utf-8")
+        document.path.write_text(document.filled(text, figures, arguments.figures.name), "utf-8")
+        if document.also:
+            document.also(figures)
 
 
 if __name__ == "__main__":

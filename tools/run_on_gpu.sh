@@ -2,20 +2,20 @@
 # Runs the GPU tests, the benchmarks and the demo from what tools/pack_for_gpu.sh collected.
 # Everything worth keeping lands in OUTPUT_FOLDER.
 #
-# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test figures speed exactness demo
+# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test speed exactness demo
 #
 # The tests take longer than some machines give a command. They run on by themselves: this waits
 # for them PATIENCE seconds (540), and the same part, called again, waits on. Ends with status 3
 # where they are not ready. PYTEST_ADDOPTS is passed on.
 set -uo pipefail
 if [ $# -eq 0 ]; then
-  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test figures speed exactness demo" >&2
+  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test speed exactness demo" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
 output=$1
 shift
-parts=${*:-test figures speed exactness demo}
+parts=${*:-test speed exactness demo}
 mkdir -p "$output"
 export PYTHONUNBUFFERED=1
 wheels=/tmp/gnsilu-wheels
@@ -64,10 +64,6 @@ for part in $parts; do
   case $part in
     test)
       run_tests || status=1
-      ;;
-    figures)
-      python3 benchmarks/first_figures.py --output "$output/first_figures.json" 2>&1 |
-        tee "$output/first_figures.log" || status=1
       ;;
     speed)
       # After each shape it writes its figures, should the machine's time be up.

@@ -341,7 +341,7 @@ def test_readme_table_is_filled_from_the_figures(monkeypatch, tmp_path):
 
     figures = figures_of([row(LARGE, 1.234), row(LARGE, 9.0, "float16"), row(SMALLEST)])
     del figures["rows"][2]["cold"]["compiled"]
-    document = readme_tables.document_of(figures)
+    (document,) = readme_tables.documents_of(figures)
     assert document is readme_tables.SPEED
     text = "before\n<!-- speed -->\nold\n<!-- end -->\nafter <!-- exactness -->x<!-- end -->"
     filled = document.filled(text, figures, "speed_h200.json")
@@ -355,7 +355,7 @@ def test_readme_table_is_filled_from_the_figures(monkeypatch, tmp_path):
     (tmp_path / "speed_h200.json").write_text(json.dumps(figures))
     monkeypatch.setattr(readme_tables, "RESULTS", tmp_path)
     block = filled[len("before\n") : filled.index("<!-- end -->")]
-    path = readme_tables.README.path
+    path = readme_tables.README
     assert readme_tables.is_current(path, "speed", block)
     assert not readme_tables.is_current(path, "speed", block.replace("x1.23", "x1.22"))
     assert not readme_tables.is_current(path, "exactness", block)
