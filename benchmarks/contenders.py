@@ -56,7 +56,7 @@ FP16_SHAPES: list[Shape] = [
     (1, 256, 512, 512),
     LARGE,
 ]
-ROUTES = ("resident", "two_pass", "three_pass", "fallback")
+ROUTES = ("ring", "resident", "two_pass", "three_pass", "fallback")
 
 Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -31,7 +31,7 @@ SPEED_CONTENDERS = {
 }
 # exactness.py's contenders.
 CONTENDERS = {
-    "two_pass": "gnsilu, `two_pass` and `resident`",
+    "two_pass": "gnsilu, `two_pass`, `resident`, `ring`",
     "three_pass": "gnsilu, `three_pass`",
     "fallback": "gnsilu, `fallback`",
     "differentiable": "gnsilu, gradient needed",

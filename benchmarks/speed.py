@@ -165,8 +165,8 @@ def measure_shape(shape: Shape, dtype: torch.dtype, effort: Effort) -> Row:
 # What stands in a line, and how wide; ratios are to the copy, cold unless said.
 COLUMNS = {
     "shape": 17, "type": 10, "copy, us (p10-p90)": 24, "A/A": 7, "gnsilu (p10-p90)": 19,
-    "route": 12, "resident": 10, "two_pass": 10, "three_pass": 12, "fallback": 10, "compiled": 10,
-    "autocast": 10, "16-bit": 8, "warm": 8, "host": 8, "KiB": 8, "s": 5,
+    "route": 12, "ring": 6, "resident": 10, "two_pass": 10, "three_pass": 12, "fallback": 10,
+    "compiled": 10, "autocast": 10, "16-bit": 8, "warm": 8, "host": 8, "KiB": 8, "s": 5,
 }  # fmt: skip
 
 

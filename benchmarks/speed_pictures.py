@@ -22,10 +22,11 @@ STYLES: dict[str, dict[str, Any]] = {
     "three_pass": {"color": "#CC79A7", "marker": "3", "label": "gnsilu's three_pass"},
     "two_pass": {"color": "#56B4E9", "marker": "2", "label": "gnsilu's two_pass"},
     "resident": {"color": "#D55E00", "marker": "1", "label": "gnsilu's resident"},
+    "ring": {"color": "#0072B2", "marker": "4", "label": "gnsilu's ring"},
     "gnsilu": {**GNSILU, "marker": "o", "linewidth": 2.5, "markersize": 7},
 }
 THIN = {"linewidth": 1, "markersize": 6}
-OWN_ROUTES = ("fallback", "three_pass", "two_pass", "resident")
+OWN_ROUTES = ("fallback", "three_pass", "two_pass", "resident", "ring")
 COPY = {"color": "#000000", "linewidth": 1.5, "label": "fastest copy"}
 # x read once, y written once.
 BYTES_AN_ELEMENT = 4

@@ -41,6 +41,8 @@ Plan fallback(const char* reason, const Problem& problem) {
   return plan;
 }
 
+bool is_one_read(Route route) { return route == Route::kResident || route == Route::kRing; }
+
 Plan fused(Route route, const char* reason, const Problem& problem, const Spans& spans) {
   Plan plan;
   plan.route = route;
@@ -50,12 +52,12 @@ Plan fused(Route route, const char* reason, const Problem& problem, const Spans&
   const double x = static_cast<double>(size_in_bytes(problem.x_dtype));
   const double y = static_cast<double>(size_in_bytes(problem.y_dtype));
   // Of a group of one span the second and third read are served by the caches.
-  const int reads = plan.spans.count <= 1 || route == Route::kResident ? 1
-                    : route == Route::kTwoPass                         ? 2
-                                                                       : 3;
+  const int reads = plan.spans.count <= 1 || is_one_read(route) ? 1
+                    : route == Route::kTwoPass                  ? 2
+                                                                : 3;
   plan.bytes_per_element = reads * x + y;
   plan.groups_per_launch = problem.group_count();
-  if (reads == 1) return plan;
+  if (plan.spans.count <= 1 || route == Route::kResident) return plan;
   const int64_t group_bytes = workspace_bytes_per_group(route, plan.spans);
   plan.groups_per_launch = std::min(problem.group_count(), kMaxWorkspaceBytes / group_bytes);
   plan.workspace_bytes = plan.groups_per_launch * group_bytes;
@@ -100,6 +102,31 @@ std::optional<Plan> resident(const char* reason, const Problem& problem, const D
   return plan;
 }
 
+// Smallest group that takes the ring, 2 MB. H200: x1.41 of a copy at 1x512x256x256, where two_pass
+// takes x1.99; groups of half the size are slower by it.
+constexpr int64_t kRingGroup = int64_t{1} << 20;
+
+// Why the ring cannot serve the problem, which a CUDA route can; null where it can.
+const char* obstacle_to_ring(const Problem& problem, const Device& device, const Spans& spans) {
+  if (device.capability() < 90) return "the GPU's compute capability is below 9.0";
+  if (!device.has_clusters) return "the build holds no code for compute capability 9.0 or above";
+  if (problem.y_dtype == DType::kFloat32) return "the result is float32";
+  if (!problem.aligned) return "x does not begin at a multiple of 16 bytes";
+  if (problem.group_size() % 8 != 0) return "a group is no multiple of 8 elements";
+  if (problem.channels_per_group() > kRingMaxChannels) return "a group has more than 64 channels";
+  if (spans.size < kRingTile) return "a group is too small";
+  if (!fits_ring(spans, ring_of(device.sm_count, device.shared_memory_per_block))) {
+    return "a group does not fit into the GPU's shared memory";
+  }
+  return nullptr;
+}
+
+Plan ring(const char* reason, const Problem& problem, const Device& device, const Spans& spans) {
+  Plan plan = fused(Route::kRing, reason, problem, spans);
+  plan.ring = ring_of(device.sm_count, device.shared_memory_per_block);
+  return plan;
+}
+
 }  // namespace
 
 const char* to_string(Route route) {
@@ -112,12 +139,15 @@ const char* to_string(Route route) {
       return "two_pass";
     case Route::kResident:
       return "resident";
+    case Route::kRing:
+      return "ring";
   }
   return "?";
 }
 
 std::optional<Route> route_from_name(const std::string& name) {
-  for (Route route : {Route::kFallback, Route::kThreePass, Route::kTwoPass, Route::kResident}) {
+  for (Route route :
+       {Route::kFallback, Route::kThreePass, Route::kTwoPass, Route::kResident, Route::kRing}) {
     if (name == to_string(route)) return route;
   }
   return std::nullopt;
@@ -135,7 +165,18 @@ const std::vector<Config>& candidates(Route route) {
   static const std::vector<Config> passes{{128, 8}, {128, 4}, {256, 8}, {256, 4}};
   // Not tuned: choose() picks one by the size of a block's part.
   static const std::vector<Config> resident{{512, 8}, {128, 8}, {256, 8}, {1024, 8}};
-  return route == Route::kFallback ? none : route == Route::kResident ? resident : passes;
+  // Its warps have roles.
+  static const std::vector<Config> ring{{768, 8}};
+  switch (route) {
+    case Route::kFallback:
+      return none;
+    case Route::kResident:
+      return resident;
+    case Route::kRing:
+      return ring;
+    default:
+      return passes;
+  }
 }
 
 bool is_candidate(Route route, const Config& config) {
@@ -158,9 +199,18 @@ Plan choose(const Problem& problem, const Device& device, std::optional<Route> f
     throw std::invalid_argument(
         "route resident is not possible: a group does not fit into shared memory");
   }
+  const char* const no_ring = obstacle_to_ring(problem, device, spans);
+  if (forced == Route::kRing) {
+    if (no_ring == nullptr) return ring("asked for", problem, device, spans);
+    throw std::invalid_argument(std::string("route ring is not possible: ") + no_ring);
+  }
   if (forced) return fused(*forced, "asked for", problem, spans);
   const char* const reason = "contiguous 16-bit x on a CUDA device";
   if (spans.count <= 1) return fused(Route::kThreePass, reason, problem, spans);
+  if (no_ring == nullptr && problem.group_size() >= kRingGroup) {
+    return ring("contiguous 16-bit x, its groups fit into all shared memory together", problem,
+                device, spans);
+  }
   return resident("contiguous 16-bit x, its groups fit into shared memory", problem, device, spans)
       .value_or(fused(Route::kTwoPass, reason, problem, spans));
 }

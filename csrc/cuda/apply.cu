@@ -1,6 +1,6 @@
 // Last pass: y = silu((x - mean) * rstd * weight + bias), rounded once.
 //
-// Every block merges its group's sums of squares, or moments (at most 512, fixed order);
+// Every block merges its group's sums of squares, or moments (at most 640, fixed order);
 // then teams of lanes take tiles, each a run of one channel, so that scale and shift are constants
 // of the run: z = fma(fma(x, 2^-e, -mean32 * 2^-e), scale, shift), where the shift carries what
 // rounding the mean to FP32 lost (numerics.h).

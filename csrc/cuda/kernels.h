@@ -12,14 +12,18 @@
 
 namespace gnsilu {
 
+constexpr int kNormalisationWords = 4;
+
 // The partial results of the groups of one launch, all in the caller's workspace: moments for
-// two_pass, the rest for three_pass; what a route does not use is null.
+// two_pass and the ring, normalisations for the ring, the rest for three_pass; what a route does
+// not use is null.
 struct Workspace {
-  SpanMoments* moments;  // [groups, spans]
-  Centre* centres;       // [groups]
-  double* sums;          // [groups, spans]: of x * sum_scale
-  double* squares;       // [groups, spans]: of ((x - mean32) * 2^-exponent)^2
-  float* max_abs;        // [groups, spans]
+  SpanMoments* moments;      // [groups, spans]
+  uint64_t* normalisations;  // [groups, kNormalisationWords]
+  Centre* centres;           // [groups]
+  double* sums;              // [groups, spans]: of x * sum_scale
+  double* squares;           // [groups, spans]: of ((x - mean32) * 2^-exponent)^2
+  float* max_abs;            // [groups, spans]
 };
 
 // What all kernels are told. Groups are numbered through all samples.
@@ -59,6 +63,9 @@ cudaError_t launch_span_moments(const GroupRange& range, const KernelTypes& type
 cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& types,
                                    const Config& config, const Residence& residence,
                                    cudaStream_t stream);
+// Workspace: moments and normalisations, every byte 0xff.
+cudaError_t launch_ring(const GroupRange& range, const KernelTypes& types, const Ring& shape,
+                        cudaStream_t stream);
 cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,
                          cudaStream_t stream);
 cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,

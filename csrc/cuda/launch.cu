@@ -27,6 +27,19 @@ cudaError_t launch_two_pass(const Plan& plan, const GroupRange& range, const Ker
   return launch_apply(range, types, plan.config, stream);
 }
 
+cudaError_t launch_ring(const Plan& plan, GroupRange range, const KernelTypes& types,
+                        void* workspace, cudaStream_t stream, const char** kernel) {
+  range.workspace.moments = static_cast<SpanMoments*>(workspace);
+  range.workspace.normalisations =
+      reinterpret_cast<uint64_t*>(range.workspace.moments + range.groups * range.spans);
+  const int64_t bytes = range.groups * workspace_bytes_per_group(Route::kRing, plan.spans);
+  *kernel = "memset";
+  const cudaError_t error = cudaMemsetAsync(workspace, 0xff, static_cast<size_t>(bytes), stream);
+  if (error != cudaSuccess) return error;
+  *kernel = "ring";
+  return launch_ring(range, types, plan.ring, stream);
+}
+
 cudaError_t launch_three_pass(const Plan& plan, const GroupRange& range, const KernelTypes& types,
                               cudaStream_t stream, const char** kernel) {
   *kernel = "partial_sums";
@@ -43,7 +56,8 @@ cudaError_t launch_three_pass(const Plan& plan, const GroupRange& range, const K
 
 cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& arguments,
                    cudaStream_t stream, const char** kernel) {
-  static_assert(sizeof(Centre) == kCentreBytes && sizeof(SpanMoments) == kSpanMomentsBytes,
+  static_assert(sizeof(Centre) == kCentreBytes && sizeof(SpanMoments) == kSpanMomentsBytes &&
+                    8 * kNormalisationWords == kNormalisationBytes,
                 "plan.h must count the workspace that is used");
   const char* ignored = nullptr;
   if (kernel == nullptr) kernel = &ignored;
@@ -75,6 +89,8 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
     if (plan.route == Route::kResident) {
       *kernel = "resident_groups";
       error = launch_resident_groups(range, types, plan.config, plan.residence, stream);
+    } else if (plan.route == Route::kRing) {
+      error = launch_ring(plan, range, types, arguments.workspace, stream, kernel);
     } else if (plan.spans.count == 1) {
       *kernel = "whole_groups";
       error = launch_whole_groups(range, types, stream);

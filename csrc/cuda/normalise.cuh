@@ -6,27 +6,49 @@
 
 namespace gnsilu {
 
-__device__ __forceinline__ double parameter_at(const Parameter& parameter, int64_t channel,
-                                               double absent) {
-  if (parameter.data == nullptr) return absent;
-  const int64_t i = channel * parameter.stride;
-  switch (parameter.dtype) {
-    case DType::kBFloat16:
-      return float_from_bf16(static_cast<const uint16_t*>(parameter.data)[i]);
-    case DType::kFloat16:
-      return float_from_fp16(static_cast<const uint16_t*>(parameter.data)[i]);
-    case DType::kFloat32:
-      return static_cast<const float*>(parameter.data)[i];
-    default:  // beside a 16-bit x an FP64 parameter counts as FP32
-      return static_cast<float>(static_cast<const double*>(parameter.data)[i]);
+// A parameter as it lies in memory. Loading and converting apart, so that loads can overlap.
+struct RawParameter {
+  uint64_t bits;
+
+  static __device__ __forceinline__ RawParameter load(const Parameter& parameter, int64_t channel) {
+    if (parameter.data == nullptr) return {0};
+    const int64_t i = channel * parameter.stride;
+    if (parameter.dtype == DType::kBFloat16 || parameter.dtype == DType::kFloat16)
+      return {static_cast<const uint16_t*>(parameter.data)[i]};
+    if (parameter.dtype == DType::kFloat32) {
+      return {static_cast<const uint32_t*>(parameter.data)[i]};
+    }
+    return {static_cast<const uint64_t*>(parameter.data)[i]};
   }
+  // Beside a 16-bit x an FP64 parameter counts as FP32.
+  __device__ __forceinline__ float value(const Parameter& parameter, float absent) const {
+    if (parameter.data == nullptr) return absent;
+    switch (parameter.dtype) {
+      case DType::kBFloat16:
+        return float_from_bf16(static_cast<uint16_t>(bits));
+      case DType::kFloat16:
+        return float_from_fp16(static_cast<uint16_t>(bits));
+      case DType::kFloat32:
+        return float_from_bits(static_cast<uint32_t>(bits));
+      default:
+        return static_cast<float>(double_from_bits(bits));
+    }
+  }
+};
+
+// Weight and bias of a channel, for affine_of().
+__device__ __forceinline__ Affine channel_parameters(const GroupRange& range, int64_t channel) {
+  const RawParameter weight = RawParameter::load(range.weight, channel);
+  const RawParameter bias = RawParameter::load(range.bias, channel);
+  return {weight.value(range.weight, 1.f), bias.value(range.bias, 0.f)};
 }
 
 // Affine map of one channel of a group; group is numbered through all samples.
 __device__ __forceinline__ Affine channel_affine(const GroupRange& range, const Normalisation& n,
                                                  int64_t group, uint32_t row) {
   const int64_t channel = group % range.num_groups * range.channels_per_group + row;
-  return affine_of(n, parameter_at(range.weight, channel, 1), parameter_at(range.bias, channel, 0));
+  const Affine parameters = channel_parameters(range, channel);
+  return affine_of(n, parameters.scale, parameters.shift);
 }
 
 // A NaN stays one.
@@ -98,6 +120,51 @@ __device__ __forceinline__ void normalise_run(const uint16_t* x, typename Stored
     const uint32_t element = i < head ? i : body_end + (i - head);
     store_element<kY>(y + element,
                       normalised<kActivation>(to_float<kX>(x[element]), centring, affine));
+  }
+}
+
+// To which row (channel) of its group an element belongs: element / spatial_size by a
+// multiplication, at most 1 too large, and a correction. For groups below 2^31 elements.
+struct Rows {
+  uint32_t spatial_size;
+  uint32_t count;  // channels a group
+  uint32_t magic;  // 2^32 / spatial_size, rounded up
+
+  __device__ __forceinline__ uint32_t row_of(uint32_t element) const {
+    if (spatial_size == 1) return element;  // 2^32 / 1 is no 32-bit number
+    const uint32_t row = __umulhi(element, magic);
+    return row * spatial_size > element ? row - 1 : row;
+  }
+};
+
+inline Rows rows_of(const GroupRange& range) {
+  return {range.spatial_size, range.channels_per_group,
+          static_cast<uint32_t>((uint64_t{1} << 32) / range.spatial_size + 1)};
+}
+
+// y of the vector that begins at an element of a group, in place; `affines` of all its channels.
+// Only the first `count` elements exist.
+template <Activation kActivation>
+__device__ __forceinline__ void normalise_across_rows(float (&values)[kVector], uint32_t element,
+                                                      uint32_t count, const Rows& rows,
+                                                      const Centring& centring,
+                                                      const Affine* affines) {
+  const uint32_t row = rows.row_of(element);
+  const uint32_t left = (row + 1) * rows.spatial_size - element;  // elements of this row
+  if (left >= count) {
+    const Affine affine = affines[row];
+    normalise(values, centring, affine);
+    activate<kActivation>(values, affine);
+    return;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kVector; ++i) {
+    const uint32_t own = i < left                       ? row
+                         : rows.spatial_size >= kVector ? row + 1
+                                                        : rows.row_of(element + i);
+    // Elements after the last are not stored, but their channel has to exist.
+    const Affine affine = affines[min(own, rows.count - 1)];
+    values[i] = normalised<kActivation>(values[i], centring, affine);
   }
 }
 

@@ -18,22 +18,14 @@ namespace gnsilu {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kInFlight = 8;
+constexpr int kInFlight = 4;
 
 struct ResidentGrid {
   int cluster;          // blocks a group
   int spans_per_block;  // at most
-  uint32_t magic;       // 2^32 / spatial_size, rounded up: see row_of()
+  Rows rows;
   ResidentLayout layout;
 };
-
-// element / spatial_size by a multiplication, at most 1 too large, and a correction.
-__device__ __forceinline__ uint32_t row_of(uint32_t element, const GroupRange& range,
-                                           const ResidentGrid& grid) {
-  if (range.spatial_size == 1) return element;  // 2^32 / 1 is no 32-bit number
-  const uint32_t row = __umulhi(element, grid.magic);
-  return row * range.spatial_size > element ? row - 1 : row;
-}
 
 struct KeepInShared {
   uint16_t* span;
@@ -90,8 +82,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   // Weight and bias are on their way while x is read.
   const int64_t channel = (range.first + group) % range.num_groups * range.channels_per_group;
   for (uint32_t row = threadIdx.x; row < range.channels_per_group; row += blockDim.x) {
-    affines[row] = {static_cast<float>(parameter_at(range.weight, channel + row, 1)),
-                    static_cast<float>(parameter_at(range.bias, channel + row, 0))};
+    affines[row] = channel_parameters(range, channel + row);
   }
   bool begun = false;
   for (int s = first_span + threadIdx.x / kWarp; s < last_span; s += blockDim.x / kWarp) {
@@ -125,26 +116,11 @@ __global__ void __launch_bounds__(kMaxThreads)
   auto* const y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
   const bool aligned = reinterpret_cast<uintptr_t>(y + start) % (kVector * sizeof(*y)) == 0;
   for (uint32_t e = start + kVector * threadIdx.x; e < end; e += kVector * blockDim.x) {
-    const uint32_t row = row_of(e, range, grid);
     float values[kVector];
     Vector{*reinterpret_cast<const uint4*>(slice + (e - start))}.unpack<kX>(values);
     const uint32_t count = min(static_cast<uint32_t>(kVector), end - e);
-    const uint32_t left = (row + 1) * range.spatial_size - e;  // elements of this row
-    if (left >= count) {
-      const Affine affine = affines[row];
-      normalise(values, normalisation.centring, affine);
-      activate<kActivation>(values, affine);
-    } else {
-#pragma unroll
-      for (uint32_t i = 0; i < kVector; ++i) {
-        const uint32_t own = i < left                        ? row
-                             : range.spatial_size >= kVector ? row + 1
-                                                             : row_of(e + i, range, grid);
-        // Elements after the last are not stored, but their channel has to exist.
-        const Affine affine = affines[min(own, range.channels_per_group - 1)];
-        values[i] = normalised<kActivation>(values[i], normalisation.centring, affine);
-      }
-    }
+    normalise_across_rows<kActivation>(values, e, count, grid.rows, normalisation.centring,
+                                       affines);
     if (aligned && count == kVector) {
       store_vector<kY>(y + e, values);
     } else {
@@ -175,7 +151,7 @@ cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& t
   ResidentGrid grid;
   grid.cluster = cluster;
   grid.spans_per_block = (range.spans + cluster - 1) / cluster;
-  grid.magic = static_cast<uint32_t>((uint64_t{1} << 32) / range.spatial_size + 1);
+  grid.rows = rows_of(range);
   grid.layout = resident_layout({range.span_size, range.spans}, range.channels_per_group, cluster);
   return dispatch_x(types.x, [&](auto x) {
     return dispatch_y(types.y, [&](auto y) {

@@ -1,6 +1,6 @@
 // First of two passes: the mean and the sum of squared deviations of every span, in one read.
 //
-// A warp a span: chunks of 32 elements about their own FP32 mean, their means in FP64 about the
+// A warp a span: chunks of 32 elements about an FP32 centre of their own, then FP64 about the
 // span's first element (moments.h); the apply pass merges the spans. A span whose squares leave
 // FP32's range is summed again, scaled by a power of two.
 // Reads x once, 2 bytes an element.

@@ -81,6 +81,28 @@ __device__ __forceinline__ void for_each_vector(const uint16_t* x, uint32_t coun
   for (; v < count; v += lanes) visit(load_vector(x + kVector * v, width), v);
 }
 
+// The smaller or larger element of each half; of a number and a NaN the number. From 8.0 on.
+template <DType kX>
+__device__ __forceinline__ uint32_t least_of_pairs(uint32_t a, uint32_t b) {
+  uint32_t least;
+  if constexpr (kX == DType::kBFloat16) {
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  } else {
+    asm("min.f16x2 %0, %1, %2;" : "=r"(least) : "r"(a), "r"(b));
+  }
+  return least;
+}
+template <DType kX>
+__device__ __forceinline__ uint32_t greatest_of_pairs(uint32_t a, uint32_t b) {
+  uint32_t greatest;
+  if constexpr (kX == DType::kBFloat16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(greatest) : "r"(a), "r"(b));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(greatest) : "r"(a), "r"(b));
+  }
+  return greatest;
+}
+
 // ------------------------------------------------------------------------------------ writing
 
 // The type that y is stored as: bits for BF16 and FP16.

@@ -1,7 +1,10 @@
 // The moments of a span, by one warp. In which order elements are added follows from their position
-// in the span: of 128 vectors (1024 elements) lane l owns l, l + 32, l + 64 and l + 96, one chunk;
-// of what is left over 64 vectors are chunks of two, 32 of one; then come single vectors, and the
-// elements after the last whole one, a lane each.
+// in the span alone. It is cut into blocks of 128 vectors (1024 elements): lane l owns vectors l,
+// l + 32, l + 64 and l + 96 of a block, one chunk. What is left after the last whole block is one
+// more block: 64 vectors are chunks of two, 32 of one; then come single vectors, and the elements
+// after the last whole one, a lane each. Block b belongs to chain b % 8. A lane adds the chunks of
+// each chain in ascending order, then its chains; the lanes are added as a tree. Eight warps may
+// share a span, a chain each (ring.cu).
 #pragma once
 
 #include "gnsilu/moments.h"
@@ -10,6 +13,9 @@
 namespace gnsilu {
 
 constexpr uint32_t kChunkVectors = kChunk / kVector;
+constexpr uint32_t kBlockVectors = kWarp * kChunkVectors;
+constexpr uint32_t kSpanChains = 8;
+constexpr uint32_t kChainStride = kSpanChains * kBlockVectors;  // from block to block of a chain
 
 // What x is multiplied by before it is summed: nothing, or a power of two.
 struct Unscaled {
@@ -26,13 +32,13 @@ struct KeepNothing {
   __device__ __forceinline__ void element(uint32_t, uint16_t) const {}
 };
 
-// Sums a span as it comes in; all state of one lane.
+// Sums a chain of a span as it comes in; all state of one lane.
 template <DType kX, class Scale, class Keep>
-struct SpanReader {
+struct ChainReader {
   Scale scale;
   Keep keep;
   double pivot;
-  ChunkSums sums;
+  ChunkSums<> chunks;
 
   template <uint32_t kVectors>
   __device__ __forceinline__ void add(uint32_t first, const Vector (&loaded)[kVectors]) {
@@ -45,10 +51,11 @@ struct SpanReader {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) values[kVector * k + i] = scale(eight[i]);
     }
-    sums.add(values, pivot);
+    chunks.add(values, pivot);
   }
 
-  // kBlocks times 32 * kVectors vectors, all loaded before the first is used.
+  // kBlocks blocks of the chain, or one of 32 * kVectors vectors, all loaded before the first is
+  // used.
   template <uint32_t kVectors, uint32_t kBlocks, class Load>
   __device__ __forceinline__ void read(uint32_t block, Load load) {
     const uint32_t first = block + threadIdx.x % kWarp;
@@ -57,24 +64,32 @@ struct SpanReader {
     for (uint32_t b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (uint32_t k = 0; k < kVectors; ++k) {
-        loaded[b][k] = load(first + kWarp * (kVectors * b + k));
+        loaded[b][k] = load(first + kChainStride * b + kWarp * k);
       }
     }
 #pragma unroll
-    for (uint32_t b = 0; b < kBlocks; ++b) add(first + kWarp * kVectors * b, loaded[b]);
+    for (uint32_t b = 0; b < kBlocks; ++b) add(first + kChainStride * b, loaded[b]);
   }
 
+  // The chain whose first block begins at vector `block`, below `vectors`.
   template <uint32_t kInFlight, class Load>
-  __device__ __forceinline__ void read_vectors(uint32_t vectors, Load load) {
-    constexpr uint32_t kBlock = kWarp * kChunkVectors;
+  __device__ __forceinline__ void read_chain(uint32_t block, uint32_t vectors, Load load) {
     constexpr uint32_t kBlocks = kInFlight / kChunkVectors;
-    uint32_t block = 0;
-    for (; block + kBlock * kBlocks <= vectors; block += kBlock * kBlocks) {
+    constexpr uint32_t kAtOnce = kChainStride * (kBlocks - 1) + kBlockVectors;
+    for (; block + kAtOnce <= vectors; block += kChainStride * kBlocks) {
       read<kChunkVectors, kBlocks>(block, load);
     }
     if (kBlocks > 1) {
-      for (; block + kBlock <= vectors; block += kBlock) read<kChunkVectors, 1>(block, load);
+      for (; block + kBlockVectors <= vectors; block += kChainStride) {
+        read<kChunkVectors, 1>(block, load);
+      }
     }
+    if (block < vectors) read_last(block, vectors, load);
+  }
+
+  // Less than a block.
+  template <class Load>
+  __device__ __forceinline__ void read_last(uint32_t block, uint32_t vectors, Load load) {
     if (block + 2 * kWarp <= vectors) {
       read<2, 1>(block, load);
       block += 2 * kWarp;
@@ -91,33 +106,40 @@ struct SpanReader {
   }
 };
 
+// Over the lanes of a warp, the same in each.
+__device__ __forceinline__ LaneSums warp_sum(const LaneSums& sums) {
+  return {warp_sum(sums.sum), warp_sum(sums.squares)};
+}
+
 template <DType kX, uint32_t kInFlight, class Scale, class Keep>
 __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t size, Scale scale,
                                                     Keep keep) {
   static_assert(kInFlight % kChunkVectors == 0, "whole chunks are loaded at once");
   const double inverse_size = 1.0 / static_cast<double>(size);  // while x is on its way
   const double pivot = static_cast<double>(scale(to_float<kX>(x[0])));
-  SpanReader<kX, Scale, Keep> reader{scale, keep, pivot, {}};
   const uint32_t vectors = size / kVector;
-  const int width = access_width(x);
-  if (width == 16) {
-    reader.template read_vectors<kInFlight>(
-        vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
-  } else {
-    reader.template read_vectors<kChunkVectors>(
-        vectors, [&](uint32_t v) { return load_vector(x + kVector * v, width); });
-  }
   const uint32_t element = kVector * vectors + threadIdx.x % kWarp;
-  if (element < size) {
-    keep.element(element, x[element]);
-    const float one[1] = {scale(to_float<kX>(x[element]))};
-    reader.sums.add(one, pivot);
+  const int width = access_width(x);
+  LaneSums total;
+#pragma unroll 1
+  for (uint32_t chain = 0; chain < kSpanChains; ++chain) {
+    ChainReader<kX, Scale, Keep> reader{scale, keep, pivot, {}};
+    const uint32_t first = kBlockVectors * chain;
+    if (width == 16) {
+      reader.template read_chain<kInFlight>(
+          first, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
+    } else {
+      reader.template read_chain<kChunkVectors>(
+          first, vectors, [&](uint32_t v) { return load_vector(x + kVector * v, width); });
+    }
+    if (chain == vectors / kBlockVectors % kSpanChains && element < size) {
+      keep.element(element, x[element]);
+      const float one[1] = {scale(to_float<kX>(x[element]))};
+      reader.chunks.add(one, pivot);
+    }
+    total.add(reader.chunks.sums);
   }
-  const ChunkSums& sums = reader.sums;
-  const double sum = warp_total(sums.sum);
-  const double squares = warp_sum(fma(static_cast<double>(kChunk), sums.squares, sums.within));
-  const double deviations = warp_sum(static_cast<double>(kChunk) * sums.deviations);
-  return moments_of(sum, deviations, squares, pivot, static_cast<double>(size), inverse_size);
+  return moments_of(warp_sum(total), pivot, static_cast<double>(size), inverse_size);
 }
 
 // The span again, scaled by its largest magnitude: for values whose squares leave FP32's range,
@@ -157,6 +179,13 @@ __device__ __forceinline__ SpanMoments warp_moments(const uint16_t* x, uint32_t 
   return needs_scaling(moments) ? scaled_moments<kX>(x, size) : moments;
 }
 
+// Over the lanes of a warp, the same in each: origin is the first span's mean.
+__device__ __forceinline__ GroupMoments merged(const SpanSums& lane_sums, double origin,
+                                               double inverse_group_size) {
+  return group_moments({warp_sum(lane_sums.deviations), warp_sum(lane_sums.squares)}, origin,
+                       inverse_group_size);
+}
+
 // A group's moments from those of its spans, by one warp, the same in every lane.
 __device__ __forceinline__ GroupMoments merge_moments(const SpanMoments* spans, int count,
                                                       uint32_t span_size, int64_t group_size,
@@ -169,9 +198,7 @@ __device__ __forceinline__ GroupMoments merge_moments(const SpanMoments* spans, 
   for (int i = threadIdx.x % kWarp; i < count; i += kWarp) {
     sums.add(spans[i], i < count - 1 ? static_cast<double>(span_size) : last_size, origin);
   }
-  sums.deviations = warp_sum(sums.deviations);
-  sums.squares = warp_sum(sums.squares);
-  return group_moments(sums, origin, inverse_group_size);
+  return merged(sums, origin, inverse_group_size);
 }
 
 }  // namespace gnsilu

@@ -110,6 +110,8 @@ Problem problem_of(const Call& call) {
   problem.activation = call.activation;
   problem.on_cuda = call.x.is_cuda();
   problem.contiguous = call.x.is_contiguous();
+  problem.aligned =
+      !problem.on_cuda || reinterpret_cast<uintptr_t>(call.x.const_data_ptr()) % 16 == 0;
   return problem;
 }
 
@@ -118,7 +120,7 @@ std::optional<Route> forced_route() {
   if (value == nullptr || *value == '\0' || std::string(value) == "auto") return std::nullopt;
   const std::optional<Route> route = route_from_name(value);
   TORCH_CHECK(route.has_value(), "GNSILU_ROUTE is '", value,
-              "'; auto, fallback, three_pass, two_pass or resident is wanted");
+              "'; auto, fallback, three_pass, two_pass, resident or ring is wanted");
   return route;
 }
 

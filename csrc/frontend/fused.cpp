@@ -72,20 +72,26 @@ at::Tensor run_cuda(const Call& call) {
   return run_fused(call, problem, device, plan, std::nullopt);
 }
 
-at::Tensor run_with_config(const Call& call, Route route, const Config& config, int cluster) {
+at::Tensor run_with_config(const Call& call, Route route, const Config& config, int blocks) {
   TORCH_CHECK(is_candidate(route, config), "config is ", to_string(config),
               "; one of the candidates of ", to_string(route), " is wanted");
   const c10::cuda::CUDAGuard guard(call.x.device());
   const Device& device = cuda_device(call.x.device().index());
   const Problem problem = problem_of(call);
   Plan plan = choose(problem, device, route);
-  if (cluster > 0) plan.residence.cluster = cluster;
+  if (blocks > 0) {
+    plan.residence.cluster = blocks;
+    plan.ring.blocks = blocks;
+  }
   TORCH_CHECK(
       route != Route::kResident ||
           resident_layout(plan.spans, problem.channels_per_group(), plan.residence.cluster).bytes +
                   kResidentStaticBytes <=
               device.shared_memory_per_block,
-      "cluster is ", plan.residence.cluster, "; a group's part has to fit into shared memory");
+      "blocks is ", blocks, "; a group's part has to fit into shared memory");
+  TORCH_CHECK(route != Route::kRing ||
+                  (plan.ring.blocks <= device.sm_count && fits_ring(plan.spans, plan.ring)),
+              "blocks is ", blocks, "; they have to hold a group, one a multiprocessor");
   return run_fused(call, problem, device, plan, config);
 }
 

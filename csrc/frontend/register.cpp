@@ -40,7 +40,7 @@ at::Tensor cuda(const at::Tensor& x, int64_t num_groups, const OptionalTensor& w
 at::Tensor with_config(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
                        const OptionalTensor& bias, double eps, OptionalType dtype, bool silu,
                        const std::string& route_name, int64_t threads, int64_t vectors_in_flight,
-                       int64_t cluster) {
+                       int64_t blocks) {
   const Activation activation = silu ? Activation::kSilu : Activation::kNone;
   const Call call{x, num_groups, weight, bias, eps, dtype, activation};
   check(call);
@@ -48,7 +48,7 @@ at::Tensor with_config(const at::Tensor& x, int64_t num_groups, const OptionalTe
   TORCH_CHECK(route.has_value(), "route is '", route_name, "'; a CUDA route is wanted");
   return run_with_config(call, *route,
                          {static_cast<int>(threads), static_cast<int>(vectors_in_flight)},
-                         static_cast<int>(cluster));
+                         static_cast<int>(blocks));
 }
 #endif
 
@@ -111,7 +111,7 @@ TORCH_LIBRARY(gnsilu, m) {
   // Private: for tests and benchmarks of the launch configurations.
   m.def(
       "_with_config(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType? dtype, bool silu, str route, int threads, int vectors_in_flight, int cluster) "
+      "ScalarType? dtype, bool silu, str route, int threads, int vectors_in_flight, int blocks) "
       "-> Tensor");
 }
 

@@ -39,7 +39,8 @@ void bind_enums(py::module_& m) {
       .value("fallback", Route::kFallback)
       .value("three_pass", Route::kThreePass)
       .value("two_pass", Route::kTwoPass)
-      .value("resident", Route::kResident);
+      .value("resident", Route::kResident)
+      .value("ring", Route::kRing);
 }
 
 // "Name(field=value, ...)" of the attributes named.
@@ -59,7 +60,7 @@ void bind_inputs(py::module_& m) {
   py::class_<Problem>(m, "Problem")
       .def(py::init([](int64_t samples, int64_t channels, int64_t spatial_size, int64_t num_groups,
                        DType x_dtype, DType y_dtype, Activation activation, bool on_cuda,
-                       bool contiguous, bool needs_grad) {
+                       bool contiguous, bool aligned, bool needs_grad) {
              // channels_per_group() divides by it, and choose() counts on whole groups.
              if (samples < 0 || channels < 0 || spatial_size < 0) {
                throw std::invalid_argument("samples, channels and spatial_size must be 0 or more");
@@ -67,13 +68,13 @@ void bind_inputs(py::module_& m) {
              if (num_groups < 1 || channels % num_groups != 0) {
                throw std::invalid_argument("num_groups must be 1 or more and divide channels");
              }
-             return Problem{samples, channels,   spatial_size, num_groups, x_dtype,
-                            y_dtype, activation, on_cuda,      contiguous, needs_grad};
+             return Problem{samples,    channels, spatial_size, num_groups, x_dtype,   y_dtype,
+                            activation, on_cuda,  contiguous,   aligned,    needs_grad};
            }),
            py::kw_only(), "samples"_a, "channels"_a, "spatial_size"_a, "num_groups"_a,
            "x_dtype"_a = DType::kBFloat16, "y_dtype"_a = DType::kBFloat16,
            "activation"_a = Activation::kSilu, "on_cuda"_a = false, "contiguous"_a = true,
-           "needs_grad"_a = false)
+           "aligned"_a = true, "needs_grad"_a = false)
       .def_readonly("samples", &Problem::samples)
       .def_readonly("channels", &Problem::channels)
       .def_readonly("spatial_size", &Problem::spatial_size)
@@ -83,9 +84,11 @@ void bind_inputs(py::module_& m) {
       .def_readonly("activation", &Problem::activation)
       .def_readonly("on_cuda", &Problem::on_cuda)
       .def_readonly("contiguous", &Problem::contiguous)
+      .def_readonly("aligned", &Problem::aligned)
       .def_readonly("needs_grad", &Problem::needs_grad)
-      .def("__repr__", repr_of({"samples", "channels", "spatial_size", "num_groups", "x_dtype",
-                                "y_dtype", "activation", "on_cuda", "contiguous", "needs_grad"}));
+      .def("__repr__",
+           repr_of({"samples", "channels", "spatial_size", "num_groups", "x_dtype", "y_dtype",
+                    "activation", "on_cuda", "contiguous", "aligned", "needs_grad"}));
 
   py::class_<Device>(m, "Device")
       .def(py::init([](std::string name, int sm_count, int capability_major, int capability_minor,
@@ -139,13 +142,13 @@ void bind_plan(py::module_& m) {
       .def_readonly("reason", &Plan::reason)
       .def_readonly("config", &Plan::config)
       .def_readonly("spans", &Plan::spans)
-      .def_property_readonly("cluster", [](const Plan& plan) { return plan.residence.cluster; })
+      .def_property_readonly("blocks", &Plan::blocks_per_group)
       .def_readonly("groups_per_launch", &Plan::groups_per_launch)
       .def_readonly("workspace_bytes", &Plan::workspace_bytes)
       .def_readonly("bytes_per_element", &Plan::bytes_per_element)
       .def_property_readonly("tunable", &Plan::tunable)
-      .def("__repr__", repr_of({"route", "reason", "config", "spans", "cluster",
-                                "groups_per_launch", "workspace_bytes", "bytes_per_element"}));
+      .def("__repr__", repr_of({"route", "reason", "config", "spans", "blocks", "groups_per_launch",
+                                "workspace_bytes", "bytes_per_element"}));
 
   m.def("choose", &choose, "problem"_a, "device"_a, "forced"_a = py::none());
   m.def("candidates", &candidates, "route"_a);

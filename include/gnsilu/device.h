@@ -13,7 +13,7 @@ struct Device {
   int capability_minor = 0;
   int driver_version = 0;                      // cudaDriverGetVersion: 13000 for CUDA 13.0
   bool has_kernel_image = true;                // this build holds code that the GPU can run
-  bool has_clusters = true;                    // the code was compiled for 9.0 or above
+  bool has_clusters = true;                    // and bulk copies: compiled for 9.0 or above
   int64_t shared_memory_per_block = 48 << 10;  // bytes, the most that a kernel may ask for
 
   int capability() const { return 10 * capability_major + capability_minor; }

@@ -1,11 +1,12 @@
 // Mean and variance in one pass, without cancellation, for host and device alike.
 //
-// The mean is summed exactly, with two-sums. For the variance a chunk of up to 32 elements is
-// centred on its own FP32 mean: the squares about it are summed in FP32, those of the chunk's mean
-// in FP64, about a pivot, an element of the span. Spans merge in FP64 (Chan, Golub, LeVeque: The
-// American Statistician 37, 1983). Where a large mean would make FP32 cancel, the elements share
-// their exponent and the sum of 32 of them is exact: 5 bits more than BF16's 8 or FP16's 11, of 24.
-// The pivot costs log2(n) bits of FP64 at most, since (mean - pivot)^2 <= (n - 1) * variance.
+// The sum is exact. Squares are summed in FP32, chunks of up to 32 elements about the mean of the
+// chunk's first 8: all these centres together are off by at most twice x's own deviations, root
+// mean square, whatever x does. From there on all is FP64: chunks are moved to a pivot, an element
+// of the span, and spans merge (Chan, Golub, LeVeque: The American Statistician 37, 1983). Where a
+// large mean would make FP32 cancel, the elements share their exponent, and their difference from
+// the centre is exact or nearly so. The pivot costs log2(n) bits of FP64 at most, since
+// (mean - pivot)^2 <= (n - 1) * variance.
 #pragma once
 
 #include "gnsilu/numerics.h"
@@ -30,44 +31,90 @@ GNSILU_HD float tree_sum(const float* values) {
   }
 }
 
+// A sum in FP64 of values that came from 16 bits. Their FP32 bits, shifted, are the upper half of
+// an FP64 number, 2^896 times smaller (zero and subnormals included): two integer operations, where
+// the conversion instruction would share the unit that computes SiLU's exponentials.
+struct Sum64 {
+  double scaled = 0;  // times 2^-896; an infinity or a NaN counts as some number
+
+  GNSILU_HD void add(float value) {
+    const auto bits = static_cast<uint64_t>(shifted(static_cast<int32_t>(float_bits(value))));
+    scaled += double_from_bits(bits & 0x8fffffffffffffffu);  // the sign once, not four times
+  }
+
+  // bits * 2^29, as one multiplication.
+  static GNSILU_HD int64_t shifted(int32_t bits) {
+#if defined(__CUDA_ARCH__)
+    int64_t product;
+    asm("mul.wide.s32 %0, %1, 536870912;" : "=l"(product) : "r"(bits));
+    return product;
+#else
+    return int64_t{bits} * (1 << 29);
+#endif
+  }
+
+  template <int kCount>
+  static GNSILU_HD double total(const Sum64 (&parts)[kCount]) {
+    double sum = parts[0].scaled;
+    for (int i = 1; i < kCount; ++i) sum += parts[i].scaled;
+    return sum * power_of_two_fp64(896);
+  }
+};
+
+// Both are exact for all but adversarial ranges of exponents; a GPU takes what it is quick at.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900 && __CUDA_ARCH__ != 1000
+using ExactSum = Sum32;  // two FP64 operations a clock and multiprocessor
+#else
+using ExactSum = Sum64;
+#endif
+
+// Sums over the chunks of one lane, of one chain (warp_moments.cuh), of a span.
+struct LaneSums {
+  double sum = 0;      // of x
+  double squares = 0;  // of (x - pivot)^2
+
+  GNSILU_HD void add(const LaneSums& other) {
+    sum += other.sum;
+    squares += other.squares;
+  }
+};
+
 // What one lane gathers of its chunks.
+template <class Sum = ExactSum>
 struct ChunkSums {
-  // Of x, exactly. From the chunks' means, which are rounded to FP32, the group's mean would be off
-  // by 2^-40 deviations: an element that near to it shows that, in a BF16 or FP32 result without
-  // bias.
-  Sum32 sum[4];
-  // Of the chunks' rounded means, in units of kChunk elements.
-  double deviations = 0;  // sum of (chunk mean - pivot)
-  double squares = 0;     // sum of (chunk mean - pivot)^2
-  double within = 0;      // sum of (x - chunk mean)^2
+  LaneSums sums;
 
   // Adds a chunk of kCount elements, a power of two, at most kChunk.
   template <int kCount>
   GNSILU_HD void add(const float (&x)[kCount], double pivot) {
     static_assert(kCount <= kChunk && kChunk % kCount == 0, "a chunk is a part of 32 elements");
-    constexpr double kWeight = static_cast<double>(kCount) / kChunk;
-    const float mean = mul_rn(tree_sum<kCount>(x), 1.f / kCount);
+    constexpr auto kSize = static_cast<double>(kCount);
+    constexpr int kFirst = kCount < 8 ? kCount : 8;
+    const float centre = mul_rn(tree_sum<kFirst>(x), 1.f / kFirst);
     constexpr int kRuns = kCount < 4 ? 1 : 4;  // independent, so that no sum waits for the last
     float runs[kRuns] = {};
+    Sum exact[kRuns];
     for (int i = 0; i < kCount; ++i) {
-      const float deviation = sub_rn(x[i], mean);
+      const float deviation = sub_rn(x[i], centre);
       runs[i % kRuns] = fma_rn(deviation, deviation, runs[i % kRuns]);
-      sum[i % 4].add(x[i]);
+      exact[i % kRuns].add(x[i]);
     }
-    const double deviation = static_cast<double>(mean) - pivot;
-    deviations = fma(kWeight, deviation, deviations);
-    squares = fma(kWeight * deviation, deviation, squares);
-    within += static_cast<double>(tree_sum<kRuns>(runs));
+    const double sum = Sum::total(exact);
+    const double from_pivot = static_cast<double>(centre) - pivot;
+    const double deviations = fma(-kSize, static_cast<double>(centre), sum);
+    sums.sum += sum;
+    // (x - pivot)^2 = (x - centre)^2 + from_pivot * (2 * (x - centre) + from_pivot)
+    sums.squares += static_cast<double>(tree_sum<kRuns>(runs));
+    sums.squares = fma(from_pivot, fma(kSize, from_pivot, 2 * deviations), sums.squares);
   }
 };
 
-// From the sums over all lanes: of x; of (chunk mean - pivot), an element each; of the squares
-// about the pivot. inverse_size: 1 / size. The chunk means' sum is not quite that of x, and it is
-// about their own mean that their squares do not cancel.
-GNSILU_HD SpanMoments moments_of(double sum, double deviations, double squares, double pivot,
-                                 double size, double inverse_size) {
-  const double shift = fma(-size, pivot, sum) * inverse_size;
-  const double about_mean = fma(-deviations, deviations * inverse_size, squares);
+// sums: over all lanes; inverse_size: 1 / size.
+GNSILU_HD SpanMoments moments_of(const LaneSums& sums, double pivot, double size,
+                                 double inverse_size) {
+  const double deviations = fma(-size, pivot, sums.sum);
+  const double shift = deviations * inverse_size;
+  const double about_mean = fma(-deviations, shift, sums.squares);
   return {pivot + shift, about_mean < 0 ? 0 : about_mean};  // a NaN stays
 }
 
@@ -86,10 +133,10 @@ GNSILU_HD int scaling_exponent(float max_abs) {
   return clamp_exponent(exponent_above(static_cast<double>(max_abs)), -126, 126);
 }
 
-// Undoes the scaling by 2^-exponent.
+// Undoes the scaling by 2^-exponent. Squares that are infinite even so are of an infinite x: NaN.
 GNSILU_HD SpanMoments unscaled(const SpanMoments& scaled, int exponent) {
   return {scaled.mean * power_of_two_fp64(exponent),
-          scaled.squares * power_of_two_fp64(2 * exponent)};
+          fma(0.0, scaled.squares, scaled.squares) * power_of_two_fp64(2 * exponent)};
 }
 
 // Sums over the spans of a group, about the first span's mean.

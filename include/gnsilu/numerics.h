@@ -30,6 +30,13 @@ struct Sum32 {
   }
 
   GNSILU_HD double value() const { return static_cast<double>(high) + static_cast<double>(low); }
+
+  template <int kCount>
+  static GNSILU_HD double total(const Sum32 (&parts)[kCount]) {
+    double sum = parts[0].value();
+    for (int i = 1; i < kCount; ++i) sum += parts[i].value();
+    return sum;
+  }
 };
 
 // --------------------------------------------------------------------------- scaling of sums

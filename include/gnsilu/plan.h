@@ -10,6 +10,7 @@
 #include "gnsilu/device.h"
 #include "gnsilu/problem.h"
 #include "gnsilu/resident.h"
+#include "gnsilu/ring.h"
 #include "gnsilu/spans.h"
 
 namespace gnsilu {
@@ -19,6 +20,7 @@ enum class Route : int8_t {
   kThreePass,  // partial sums, centred squares, apply: x is read three times
   kTwoPass,    // moments of the spans, apply: x is read twice
   kResident,   // one launch: blocks hold their groups in shared memory, x is read once
+  kRing,       // one launch: all blocks share every group, x is read once
 };
 
 const char* to_string(Route route);
@@ -49,10 +51,15 @@ struct Plan {
   Config config;
   Spans spans;                    // CUDA routes only
   Residence residence;            // resident only
+  Ring ring;                      // ring only
   int64_t groups_per_launch = 0;  // groups whose partial results the workspace holds at a time
   int64_t workspace_bytes = 0;
   double bytes_per_element = 0;  // moved through memory, reads and writes together
 
+  // Blocks that work on a group together and wait for each other; 0 where none waits.
+  int blocks_per_group() const {
+    return route == Route::kResident ? residence.cluster : route == Route::kRing ? ring.blocks : 0;
+  }
   // One configuration only: nothing to tune.
   bool tunable() const {
     return (route == Route::kThreePass || route == Route::kTwoPass) && spans.count > 1;
@@ -60,13 +67,15 @@ struct Plan {
 };
 
 constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 20;
-constexpr int64_t kCentreBytes = 16;  // sizeof(Centre), numerics.h
+constexpr int64_t kCentreBytes = 16;         // sizeof(Centre), numerics.h
+constexpr int64_t kNormalisationBytes = 32;  // as the ring's blocks exchange it
 
 // three_pass: a group's centre, and of every span two FP64 sums and an FP32 maximum. two_pass: the
-// spans' moments.
+// spans' moments; the ring: these and the group's normalisation.
 constexpr int64_t workspace_bytes_per_group(Route route, const Spans& spans) {
-  return route == Route::kTwoPass ? spans.count * kSpanMomentsBytes
-                                  : kCentreBytes + spans.count * 20;
+  if (route == Route::kTwoPass) return spans.count * kSpanMomentsBytes;
+  if (route == Route::kRing) return spans.count * kSpanMomentsBytes + kNormalisationBytes;
+  return kCentreBytes + spans.count * 20;
 }
 
 // The route for problem on device. Throws std::invalid_argument, with a message that says which

@@ -16,13 +16,14 @@ constexpr int64_t kFewSpans = 64;
 // 32 KB, where the work on a span hides everything around it: then their number grows.
 constexpr int64_t kLongSpan = 16384;
 // Most spans a group: what every block merges before it can use the group's mean. Beyond it they
-// double again.
-constexpr int64_t kMaxSpans = 512;
+// double again. Up to 20 MB of a group are spans of 32 KB, of which the ring can share out evenly.
+constexpr int64_t kMaxSpans = 640;
 // A chain (numerics.h) adds at most 2^16 elements, or BF16's largest values would overflow FP32;
 // a lane has 4 chains and a warp 32 lanes.
 constexpr int64_t kMaxSpan = int64_t{1} << 23;
 // Offsets inside a group are 32-bit.
-constexpr int64_t kMaxGroupSize = kMaxSpan * kMaxSpans - 1;
+constexpr int64_t kMaxGroupSize = (int64_t{1} << 32) - 1;
+static_assert(kMaxGroupSize <= kMaxSpan * kMaxSpans, "every group has spans");
 
 struct Spans {
   int64_t size = kMinSpan;  // elements, a power of two; the group's last span may be shorter

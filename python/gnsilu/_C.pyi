@@ -43,6 +43,7 @@ class Route:
     three_pass: ClassVar[Route]
     two_pass: ClassVar[Route]
     resident: ClassVar[Route]
+    ring: ClassVar[Route]
     def __init__(self, value: int) -> None: ...
     @property
     def name(self) -> str: ...
@@ -68,6 +69,7 @@ class Problem:
         activation: Activation = ...,
         on_cuda: bool = False,
         contiguous: bool = True,
+        aligned: bool = True,
         needs_grad: bool = False,
     ) -> None: ...
     @property
@@ -88,6 +90,9 @@ class Problem:
     def on_cuda(self) -> bool: ...
     @property
     def contiguous(self) -> bool: ...
+    @property
+    def aligned(self) -> bool:
+        """x begins at a multiple of 16 bytes."""
     @property
     def needs_grad(self) -> bool: ...
 
@@ -153,8 +158,8 @@ class Plan:
     @property
     def spans(self) -> Spans: ...
     @property
-    def cluster(self) -> int:
-        """Blocks that share a group; of the resident route only."""
+    def blocks(self) -> int:
+        """Blocks that work on a group together, of resident and ring; else 0."""
     @property
     def groups_per_launch(self) -> int: ...
     @property

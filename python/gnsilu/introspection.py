@@ -31,8 +31,8 @@ class Explanation:
     """How :func:`gnsilu.group_norm_silu` would compute a call."""
 
     route: str
-    """``"fallback"`` (PyTorch's operators), or CUDA kernels: ``"resident"``, ``"two_pass"`` or
-    ``"three_pass"``, which read x once, twice and three times."""
+    """``"fallback"`` (PyTorch's operators), or CUDA kernels: ``"resident"`` or ``"ring"``,
+    which read x once, ``"two_pass"`` or ``"three_pass"``."""
     reason: str
     """Why this route."""
     config: LaunchConfig | None

@@ -35,12 +35,15 @@ Problem problem(int64_t samples, int64_t channels, int64_t spatial_size, int64_t
 
 const Problem kDecoder = problem(1, 256, 1024 * 1024, 32);
 
-const Route kFused[] = {Route::kThreePass, Route::kTwoPass, Route::kResident};
+// Groups of 67 MB, more than any GPU's multiprocessors hold together.
+const Problem kHuge = problem(1, 256, 4096 * 1024, 32);
+
+const Route kFused[] = {Route::kThreePass, Route::kTwoPass, Route::kResident, Route::kRing};
 
 TEST(Choose, TakesTwoPassForLargeGroups) {
   for (int capability : {75, 80, 86, 89, 90, 100, 120}) {
     for (int sm_count : {1, 14, 80, 132, 188}) {
-      const Plan plan = choose(kDecoder, gpu(capability, sm_count));
+      const Plan plan = choose(capability < 90 ? kDecoder : kHuge, gpu(capability, sm_count));
       EXPECT_EQ(plan.route, Route::kTwoPass);
       EXPECT_EQ(plan.bytes_per_element, 6);
       EXPECT_TRUE(plan.tunable());
@@ -94,6 +97,73 @@ struct Change {
   void (*apply)(Problem&, Device&);
 };
 
+TEST(Choose, SharesLargeGroupsAmongAllMultiprocessors) {
+  for (int sm_count : {66, 108, 132, 188}) {
+    const Plan plan = choose(problem(1, 128, 1024 * 1024, 32), gpu(90, sm_count));
+    EXPECT_EQ(plan.route, Route::kRing);
+    EXPECT_EQ(plan.bytes_per_element, 4);
+    EXPECT_EQ(plan.ring.blocks, sm_count);
+    EXPECT_GT(plan.workspace_bytes, 0);
+    EXPECT_FALSE(plan.tunable());
+  }
+  EXPECT_EQ(choose(kDecoder, gpu()).route, Route::kRing);
+  EXPECT_EQ(choose(problem(1, 128, 1536 * 1536, 32), gpu()).route, Route::kRing);  // 18.9 MB
+  EXPECT_EQ(choose(problem(1, 512, 256 * 256, 32), gpu()).route, Route::kRing);    // 2.1 MB
+  EXPECT_EQ(choose(problem(1, 256, 256 * 256, 32), gpu()).route, Route::kTwoPass);
+  EXPECT_EQ(choose(problem(1, 128, 2048 * 2048, 32), gpu()).route, Route::kTwoPass);
+}
+
+// What a block has of a group, and one span more, are in the ring at a time.
+TEST(Choose, FillsTheRingWithNoMoreThanItHolds) {
+  for (int capability : {90, 100, 120}) {
+    for (int sm_count = 1; sm_count <= 188; ++sm_count) {
+      const Device device = gpu(capability, sm_count);
+      for (int64_t spatial = 1 << 18; spatial <= 1 << 23; spatial += 8 * 12345) {
+        const Plan plan = choose(problem(1, 128, spatial, 32), device);
+        if (plan.route != Route::kRing) continue;
+        EXPECT_LE(ring_bytes(plan.ring.slots) + kRingStaticBytes, device.shared_memory_per_block);
+        EXPECT_LE(plan.ring.slots, kRingMaxSlots);
+        const int64_t share = (plan.spans.count + sm_count - 1) / sm_count;
+        EXPECT_LE((share + 1) * (plan.spans.size / kRingTile), plan.ring.slots);
+        EXPECT_EQ(plan.spans.size % kRingTile, 0);
+      }
+    }
+  }
+}
+
+TEST(Choose, SaysWhyTheRingIsNotPossible) {
+  const Change changes[] = {
+      {"the GPU's compute capability is below 9.0", [](Problem&, Device& d) { d = gpu(89); }},
+      {"the build holds no code for compute capability 9.0 or above",
+       [](Problem&, Device& d) { d.has_clusters = false; }},
+      {"the result is float32", [](Problem& p, Device&) { p.y_dtype = DType::kFloat32; }},
+      {"x does not begin at a multiple of 16 bytes",
+       [](Problem& p, Device&) { p.aligned = false; }},
+      {"a group is no multiple of 8 elements",
+       [](Problem& p, Device&) {
+         p = problem(1, 32, 1024 * 1024 + 1, 32);
+         p.on_cuda = true;
+       }},
+      {"a group has more than 64 channels",
+       [](Problem& p, Device&) { p = problem(1, 32 * 65, 128 * 128, 32); }},
+      {"a group is too small", [](Problem& p, Device&) { p.spatial_size = 64; }},
+      {"a group does not fit into the GPU's shared memory",
+       [](Problem&, Device& d) { d.sm_count = 16; }},
+  };
+  for (const Change& change : changes) {
+    Problem p = kDecoder;
+    Device device = gpu();
+    change.apply(p, device);
+    EXPECT_NE(choose(p, device).route, Route::kRing);
+    try {
+      choose(p, device, Route::kRing);
+      FAIL() << change.reason;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_EQ(error.what(), std::string("route ring is not possible: ") + change.reason);
+    }
+  }
+}
+
 const Change kChanges[] = {
     {"a gradient is needed", [](Problem& p, Device&) { p.needs_grad = true; }},
     {"x is not on a CUDA device", [](Problem& p, Device&) { p.on_cuda = false; }},
@@ -133,7 +203,7 @@ TEST(Choose, ObeysAForcedRoute) {
   EXPECT_EQ(choose(kDecoder, gpu(), Route::kThreePass).route, Route::kThreePass);
   EXPECT_EQ(choose(kDecoder, gpu(), Route::kThreePass).bytes_per_element, 8);
   EXPECT_EQ(choose(kDecoder, gpu(), Route::kTwoPass).route, Route::kTwoPass);
-  const Problem small = problem(1, 512, 4096, 32);
+  const Problem small = problem(1, 64, 40000, 8);
   for (Route route : kFused) EXPECT_EQ(choose(small, gpu(), route).route, route);
 }
 
@@ -142,8 +212,14 @@ TEST(Choose, KeepsTheWorkspaceBelowItsLimit) {
     for (int64_t spatial : {1, 64, 513, 4096, 65536, 1 << 20, 1 << 24}) {
       for (int64_t groups : {1, 2, 32, 128}) {
         const Problem p = problem(samples, 128, spatial, groups);
-        for (Route route : {Route::kThreePass, Route::kTwoPass}) {
-          const Plan plan = choose(p, gpu(), route);
+        for (Route route : {Route::kThreePass, Route::kTwoPass, Route::kRing}) {
+          Plan plan;
+          try {
+            plan = choose(p, gpu(), route);
+          } catch (const std::invalid_argument&) {
+            EXPECT_EQ(route, Route::kRing);
+            continue;
+          }
           EXPECT_LE(plan.workspace_bytes, kMaxWorkspaceBytes);
           EXPECT_GE(plan.groups_per_launch, 1);
           EXPECT_LE(plan.groups_per_launch, p.group_count());
@@ -197,7 +273,7 @@ TEST(Choose, ServesShortGroupsInOneLaunchWhateverTheRoute) {
   for (int64_t size : {int64_t{1}, kMinSpan, kMinSpan + 1}) {
     const Problem p = problem(2, 32, size, 32);
     EXPECT_EQ(choose(p, gpu()).route, size <= kMinSpan ? Route::kThreePass : Route::kResident);
-    for (Route route : kFused) {
+    for (Route route : {Route::kThreePass, Route::kTwoPass, Route::kResident}) {
       EXPECT_EQ(choose(p, gpu(), route).workspace_bytes == 0,
                 size <= kMinSpan || route == Route::kResident);
     }
@@ -232,7 +308,8 @@ TEST(Candidates, BeginWithTheDefaultAndAreLaunchable) {
 }
 
 TEST(Routes, HaveNamesThatComeBack) {
-  for (Route route : {Route::kFallback, Route::kThreePass, Route::kTwoPass, Route::kResident}) {
+  for (Route route :
+       {Route::kFallback, Route::kThreePass, Route::kTwoPass, Route::kResident, Route::kRing}) {
     EXPECT_EQ(route_from_name(to_string(route)), route);
   }
   EXPECT_FALSE(route_from_name("auto").has_value());

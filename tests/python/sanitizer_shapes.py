@@ -26,6 +26,8 @@ GROUPS = 2
 # 5 is prime to the numbers of shapes, so that all of them come up with some channels. The
 # fallback's kernels are PyTorch's: a few calls show that they are called with care.
 EVERY_NTH = {"resident": 1, "two_pass": 5, "three_pass": 5, "fallback": 29}
+# For the ring, whose groups are large: tiles of one row, of two, of many; a last tile cut short.
+RING_SHAPES = ((1, 2, 262144 + 8), (2, 6, 90008), (1, 16, 35001), (1, 24, 22222))
 
 
 def at_offset(values: Tensor, offset: int) -> Tensor:
@@ -57,10 +59,23 @@ def calls(every_nth: int) -> Iterator[None]:
             yield
 
 
+def ring_calls() -> Iterator[None]:
+    for dtype, y_dtype in itertools.product(HALVES, HALVES):
+        for shape in RING_SHAPES:
+            x = torch.randn(shape).to(dtype)
+            weight, bias = torch.randn(shape[1]), torch.randn(shape[1])
+            on_gpu = [at_offset(values, 0) for values in (x, weight, bias)]
+            y = gnsilu.group_norm_silu(on_gpu[0], GROUPS, *on_gpu[1:], 1e-5, y_dtype)
+            assert_exact(y.cpu(), x, GROUPS, weight, bias)
+            yield
+
+
 def main() -> None:
     for route, every_nth in EVERY_NTH.items():
         os.environ["GNSILU_ROUTE"] = route
         print(f"{route}: {sum(1 for _ in calls(every_nth))} calls checked", flush=True)
+    os.environ["GNSILU_ROUTE"] = "ring"
+    print(f"ring: {sum(1 for _ in ring_calls())} calls checked", flush=True)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def test_info_without_a_gpu(run, monkeypatch):
     assert status == 0
     assert str(gnsilu.build_info()) in output
     assert "No GPU is visible" in output
-    assert row_of(output, "(1, 128, 1024, 1024)")[1] == "two_pass"
+    assert row_of(output, "(1, 128, 1024, 1024)")[1] == "ring"
 
 
 @pytest.mark.gpu

@@ -19,7 +19,9 @@ SHAPES = [
     ((3, 12, 8, 8), 3),
     ((2, 320, 16, 16), 32),
     ((1, 30, 7, 7), 30),
+    ((1, 8, 700, 760), 2),  # the ring
 ]
+BLOCKS = {"three_pass": (0,), "two_pass": (0,), "resident": (1, 2, 3, 7), "ring": (0, 101, 66, 44)}
 
 
 @pytest.mark.gpu
@@ -32,14 +34,19 @@ def test_case_12_every_candidate_gives_the_same_bits(shape, groups, dtypes, silu
     arguments = (x, groups, weight, bias, 1e-6, dtypes[1], silu)
     function = gnsilu.group_norm_silu if silu else gnsilu.group_norm
     chosen = function(*arguments[:-1])
-    for route, clusters in (("three_pass", (1,)), ("two_pass", (1,)), ("resident", (1, 2, 3, 7))):
+    group_bytes = x[0].nbytes // groups
+    for route, blocks in BLOCKS.items():
+        if route == "ring" and (group_bytes < 1 << 20 or dtypes[1] == FP32):
+            continue
+        if route == "resident" and group_bytes > 500_000:
+            continue
         results = [
             torch.ops.gnsilu._with_config(
-                *arguments, route, each.threads, each.vectors_in_flight, cluster
+                *arguments, route, each.threads, each.vectors_in_flight, count
             )
             for each in _C.candidates(_C.Route.__members__[route])
-            for cluster in clusters
-            if route != "resident" or x[0].nbytes // groups // cluster < 200_000
+            for count in blocks
+            if route != "resident" or group_bytes // count < 200_000
         ]
         assert len(results) > 1
         assert all(same_bits(result, results[0]) for result in results)
@@ -58,7 +65,8 @@ def test_other_configurations_are_refused():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
-    ("shape", "groups"), [((1, 64, 256, 256), 32), ((2, 320, 16, 16), 32), ((1, 6, 129, 65), 2)]
+    ("shape", "groups"),
+    [((1, 64, 256, 256), 32), ((2, 320, 16, 16), 32), ((1, 6, 129, 65), 2), ((1, 32, 256, 264), 2)],
 )
 def test_case_12_a_thousand_runs_under_contention(shape, groups, dtype):
     x = random_x(shape, dtype, GPU)

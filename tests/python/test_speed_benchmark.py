@@ -200,7 +200,7 @@ def test_a_route_that_cannot_serve_is_left_out_with_its_reason():
 
     case = Case.of(torch.randn(1, 64, 8, 8).bfloat16())
     arguments = (case.x, case.weight, case.bias)
-    for route in ("resident", "two_pass", "three_pass"):
+    for route in ("ring", "resident", "two_pass", "three_pass"):
         assert why_not_through(route, *arguments) == "x is not on a CUDA device"
     assert why_not_through("fallback", *arguments) is None
     with pytest.raises(RuntimeError, match="GNSILU_ROUTE"):
@@ -285,7 +285,7 @@ def test_a_run_saves_after_each_shape_and_ends_with_the_targets(
     assert figures == saved[-1] and figures["environment"] == H200
     first = figures["rows"][0]
     assert first["route"] == "fallback" and set(first["missing"]) == {
-        "resident", "two_pass", "three_pass"
+        "ring", "resident", "two_pass", "three_pass"
     }  # fmt: skip
     contenders = ["copy", "copy_kernel", "gnsilu", "fallback", "copy_again", "compiled",
                   "autocast", "eager_16_bit"]  # fmt: skip

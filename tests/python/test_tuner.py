@@ -47,7 +47,7 @@ def warnings():
 
 
 def test_choose_gives_the_plan():
-    plan = _C.choose(problem(), DEVICE)
+    plan = _C.choose(problem(), DEVICE, _C.Route.two_pass)
     assert plan.route == _C.Route.two_pass
     assert plan.config == CANDIDATES[0]
     assert plan.spans.count == _C.spans_of(8 * 2**20).count
@@ -219,7 +219,7 @@ def test_case_50_no_grid_of_0_on_1_to_188_multiprocessors(
             plan = _C.choose(asked, device(sm_count, capability))
             spans = plan.spans
             assert plan.route != _C.Route.fallback
-            assert 1 <= plan.cluster <= spans.count
+            assert plan.blocks <= (sm_count if plan.route == _C.Route.ring else spans.count)
             assert 1 <= plan.groups_per_launch <= samples * num_groups
             assert (spans.count - 1) * spans.size < group <= spans.count * spans.size
             assert 0 <= plan.workspace_bytes <= 1 << 20

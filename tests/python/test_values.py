@@ -78,7 +78,7 @@ def test_case_06_groups_of_five_million_elements(routed_device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("route", ["two_pass", "three_pass", "fallback"])
+@pytest.mark.parametrize("route", ["auto", "two_pass", "three_pass", "fallback"])
 @pytest.mark.parametrize("groups", [4, 8, 16])
 def test_case_06_groups_of_up_to_forty_million_elements(groups, route, monkeypatch):
     monkeypatch.setenv("GNSILU_ROUTE", route)

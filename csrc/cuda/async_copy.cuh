@@ -1,0 +1,88 @@
+// Bulk copies between global and shared memory, and the barriers that count them: compute
+// capability 9.0 and above. Instructions as in the PTX ISA, chapters mbarrier and cp.async.bulk.
+#pragma once
+
+#include <cstdint>
+
+namespace gnsilu {
+
+// Nobody asks more often: an error of ours, or a GPU that stopped half of the grid, then ends the
+// launch with an error instead of hanging the GPU. A look takes 0.1 us and more: minutes.
+constexpr uint32_t kMostLooks = 1u << 30;
+
+__device__ __forceinline__ void count_look(uint32_t& looks) {
+  if (++looks == kMostLooks) __trap();
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// A barrier in shared memory. Its phase ends when `count` arrivals and all announced bytes came;
+// a waiter names the parity of the phase, 0 for the first, and must not fall two phases behind.
+struct Barrier {
+  uint64_t state;
+
+  __device__ __forceinline__ void init(uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(count)
+                 : "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  __device__ __forceinline__ void arrive_expecting(uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+        "r"(bytes)
+        : "memory");
+  }
+  // Sleeps meanwhile, for a while.
+  __device__ __forceinline__ bool has_ended(uint32_t parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ended)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return ended;
+  }
+  __device__ __forceinline__ void wait(uint32_t parity) {
+    for (uint32_t looks = 0; !has_ended(parity);) count_look(looks);
+  }
+};
+
+// After init(), before other threads or copies use the barriers.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Addresses and sizes are multiples of 16 bytes. `arrived` counts the bytes.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes,
+                                          Barrier* arrived) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(arrived))
+      : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until this thread's stores have read shared memory; until they are done.
+__device__ __forceinline__ void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+// Between a thread's own writes to shared memory and a bulk store of them.
+__device__ __forceinline__ void before_bulk_store() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace gnsilu

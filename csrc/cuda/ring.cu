@@ -1,0 +1,129 @@
+// All in one launch and one read, for groups larger than shared memory: the blocks, one a
+// multiprocessor, share every group, and hold their parts of it until its moments are known.
+//
+// A block is a ring of tiles in shared memory, and warps that each do one thing:
+//
+//   load     bulk copies of x into free slots (ring_sum.cuh)               one thread
+//   sum      a chain of each span's sums                                   eight warps
+//   publish  the span's moments, for all blocks                            one warp
+//   finish   a group's moments, scales and shifts (ring_finish.cuh)        two warps, in turn
+//   apply    x into registers, which frees the slot; once the group is     three teams of four
+//            finished, y, half a tile at a time, out by a bulk copy        warps, a tile each
+//            (ring_apply.cuh)
+//
+// They wait for each other by barriers in shared memory, blocks by words in global memory
+// (exchange.cuh). All blocks have to run at once: a cooperative launch. A block never waits for
+// more than its share of a group and the tiles before: choose() makes sure that this fits. Sums and
+// merge are those of two_pass, and so are the bits.
+//
+// Reads x and writes y once, 4 bytes an element. 24 instructions an element: 8 to sum, 3 of them
+// for the exact mean, 11 to apply, the rest around tiles; and 3 more of waiting (H200, counted by
+// ncu --set full, "Instructions Executed" of the source page, at 1x128x1024x1024). The schedulers
+// have 28 in the time of a copy, so that these are what bounds it.
+#include "dispatch.h"
+#include "ring_apply.cuh"
+#include "ring_finish.cuh"
+#include "ring_sum.cuh"
+
+namespace gnsilu {
+namespace {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+template <DType kX, DType kY, Activation kActivation>
+__global__ void ring(GroupRange, RingGrid) {
+  __trap();  // choose() does not let it happen
+}
+#else
+__device__ __forceinline__ void init(RingShared& s, uint32_t slots) {
+  for (uint32_t i = 0; i < slots; ++i) {
+    s.full[i].init(1);
+    s.empty[i].init(kSumWarps + kTeamWarps);
+  }
+  for (Barrier& barrier : s.summed) barrier.init(kSumWarps);
+  for (Barrier& barrier : s.taken) barrier.init(1);
+  for (Barrier& barrier : s.ready) barrier.init(1);
+  for (Barrier& barrier : s.left) barrier.init(kApplyTeams * kTeamWarps);
+  s.published = 0;
+  publish_barriers();
+}
+
+template <DType kX, DType kY, Activation kActivation>
+__global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGrid grid) {
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ RingShared shared;
+  if (threadIdx.x == 0) init(shared, grid.slots);
+  __syncthreads();
+  const RingBlock block{range, grid, shared, reinterpret_cast<uint16_t*>(tiles)};
+  const uint32_t warp = threadIdx.x / kWarp;
+  const bool first = threadIdx.x % kWarp == 0;
+  if (warp >= kServiceWarps + kSumWarps) {
+    const uint32_t thread = threadIdx.x - kWarp * (kServiceWarps + kSumWarps);
+    apply_tiles<kX, kY, kActivation>(block, thread / kTeamThreads, thread % kTeamThreads);
+  } else if (warp >= kServiceWarps) {
+    sum_tiles<kX>(block, warp - kServiceWarps);
+  } else if (warp == 0) {
+    if (first) load_tiles(block);
+  } else if (warp == 1) {
+    publish_spans<kX>(block);
+  } else {
+    finish_groups(block, warp - 2);
+  }
+}
+#endif
+
+RingGrid ring_grid(const GroupRange& range, const Ring& ring) {
+  const auto tiles = [](int64_t elements) {
+    return static_cast<uint32_t>((elements + kRingTile - 1) / kRingTile);
+  };
+  const auto blocks = static_cast<uint32_t>(ring.blocks);
+  const auto spans = static_cast<uint32_t>(range.spans);
+  RingGrid grid;
+  grid.groups = static_cast<uint32_t>(range.groups);
+  grid.slots = static_cast<uint32_t>(ring.slots);
+  grid.span_tiles = tiles(range.span_size);
+  grid.last_span_tiles = tiles(range.group_size - int64_t{range.span_size} * (range.spans - 1));
+  grid.jump_groups = blocks / spans;
+  grid.jump_spans = blocks % spans;
+  grid.rows = rows_of(range);
+  return grid;
+}
+
+template <DType kX, DType kY, Activation kActivation>
+cudaError_t launch(const GroupRange& range, const Ring& shape, cudaStream_t stream) {
+  const auto kernel = ring<kX, kY, kActivation>;
+  const auto bytes = static_cast<size_t>(ring_bytes(shape.slots));
+  // The limit is the kernel's, for all threads: always the same on one GPU.
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error != cudaSuccess) return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(kRingThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, range, ring_grid(range, shape));
+}
+
+}  // namespace
+
+cudaError_t launch_ring(const GroupRange& range, const KernelTypes& types, const Ring& shape,
+                        cudaStream_t stream) {
+  return dispatch_x(types.x, [&](auto x) {
+    return dispatch_y(types.y, [&](auto y) {
+      return dispatch_activation(types.activation, [&](auto activation) -> cudaError_t {
+        if constexpr (y() == DType::kFloat32) {
+          return cudaErrorInvalidValue;  // choose() does not let it happen
+        } else {
+          return launch<x(), y(), activation()>(range, shape, stream);
+        }
+      });
+    });
+  });
+}
+
+}  // namespace gnsilu

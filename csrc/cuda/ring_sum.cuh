@@ -1,0 +1,109 @@
+// The first half of a ring block: tiles come in and are summed, spans are published. See ring.cu.
+#pragma once
+
+#include "exchange.cuh"
+#include "ring_block.cuh"
+
+namespace gnsilu {
+
+// One thread: from global memory into the ring.
+__device__ __forceinline__ void load_tiles(const RingBlock& block) {
+  RingShared& s = block.shared;
+  const GroupRange& range = block.range;
+  RingSlot next, landed;
+  uint32_t i = 0;
+  for (Walk walk = Walk::begin(range); walk.in(block.grid); walk.next_tile(range, block.grid)) {
+    if (i >= block.grid.slots) s.empty[next.slot].wait(next.phase ^ 1);
+    if (i >= kLoadsInFlight) {
+      s.full[landed.slot].wait(landed.phase);
+      landed.advance(block.grid.slots);
+    }
+    const uint32_t start = walk.start(range), size = walk.size(range);
+    const uint32_t row = block.grid.rows.row_of(start);
+    Tile& tile = s.tile[next.slot];
+    tile.vectors = size / kVector;
+    tile.start = start;
+    tile.local = walk.local;
+    tile.row = static_cast<uint16_t>(row);
+    tile.one_row = (row + 1) * range.spatial_size - start >= size;
+    tile.last = walk.tile + 1 == walk.tiles(range, block.grid);
+    tile.offset = walk.group * range.group_size + start;
+    s.full[next.slot].arrive_expecting(2 * size);
+    bulk_load(block.elements(next.slot), range.x + tile.offset, 2 * size, &s.full[next.slot]);
+    next.advance(block.grid.slots);
+    ++i;
+  }
+  for (int team = 0; team < kApplyTeams; ++team) {
+    if (i++ >= block.grid.slots) s.empty[next.slot].wait(next.phase ^ 1);
+    s.tile[next.slot].vectors = 0;
+    s.full[next.slot].arrive();
+    next.advance(block.grid.slots);
+  }
+}
+
+// kSumWarps warps, a chain of every span each.
+template <DType kX>
+__device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain) {
+  RingShared& s = block.shared;
+  const uint32_t lane = threadIdx.x % kWarp;
+  ChainReader<kX, Unscaled, KeepNothing> reader{{}, {}, 0, {}};
+  RingSlot at;
+  uint32_t spans = 0;
+  bool begins = true;  // a span
+  while (true) {
+    s.full[at.slot].wait(at.phase);
+    const uint32_t vectors = s.tile[at.slot].vectors;
+    const bool last = s.tile[at.slot].last;
+    if (vectors == 0) break;
+    const uint16_t* const x = block.elements(at.slot);
+    if (begins) reader = {{}, {}, static_cast<double>(to_float<kX>(x[0])), {}};
+    reader.template read_chain<kChunkVectors>(
+        kBlockVectors * chain, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
+    __syncwarp();
+    if (lane == 0) s.empty[at.slot].arrive();
+    at.advance(block.grid.slots);
+    begins = last;
+    if (!last) continue;
+    const uint32_t buffer = spans % kSpanBuffers;
+    if (spans >= kSpanBuffers) s.taken[buffer].wait(parity(spans, kSpanBuffers) ^ 1);
+    s.sums[buffer][chain][lane] = reader.chunks.sums;
+    if (chain == 0 && lane == 0) s.pivot[buffer] = reader.pivot;
+    __syncwarp();
+    if (lane == 0) s.summed[buffer].arrive();
+    ++spans;
+  }
+}
+
+// One warp: the moments of the block's spans, for all blocks.
+template <DType kX>
+__device__ __forceinline__ void publish_spans(const RingBlock& block) {
+  RingShared& s = block.shared;
+  const GroupRange& range = block.range;
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint32_t j = 0;
+  for (Walk walk = Walk::begin(range); walk.in(block.grid);
+       walk.next_span(range, block.grid), ++j) {
+    const double size = block.span_size(walk.span);
+    const double inverse_size = 1.0 / size;
+    const uint32_t buffer = j % kSpanBuffers;
+    s.summed[buffer].wait(parity(j, kSpanBuffers));
+    LaneSums sums;
+#pragma unroll
+    for (int chain = 0; chain < kSumWarps; ++chain) sums.add(s.sums[buffer][chain][lane]);
+    const double pivot = s.pivot[buffer];
+    __syncwarp();
+    if (lane == 0) s.taken[buffer].arrive();
+    SpanMoments moments = moments_of(warp_sum(sums), pivot, size, inverse_size);
+    if (needs_scaling(moments)) {
+      moments = scaled_moments<kX>(range.x + walk.offset(range), static_cast<uint32_t>(size));
+    }
+    if (lane == 0) {
+      store_pair(block.moments(walk.group) + 2 * walk.span, message(moments.mean),
+                 message(moments.squares));
+      *static_cast<volatile uint32_t*>(&s.published) = j + 1;
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace gnsilu
