@@ -39,9 +39,10 @@ __device__ __forceinline__ void init(RingShared& s, uint32_t slots) {
     s.full[i].init(1);
     s.empty[i].init(kSumWarps + kTeamWarps);
   }
-  for (Barrier& barrier : s.summed) barrier.init(kSumWarps);
+  // Every lane says for itself that it has written: compute-sanitizer follows no other lane's word.
+  for (Barrier& barrier : s.summed) barrier.init(kSumWarps * kWarp);
   for (Barrier& barrier : s.taken) barrier.init(1);
-  for (Barrier& barrier : s.ready) barrier.init(1);
+  for (Barrier& barrier : s.ready) barrier.init(kWarp);
   for (Barrier& barrier : s.left) barrier.init(kApplyTeams * kTeamWarps);
   s.published = 0;
   publish_barriers();

@@ -84,6 +84,16 @@ __device__ __forceinline__ Normalisation await_normalisation(const RingBlock& bl
   return n;
 }
 
+// By one warp: until the block has published so many of its spans.
+__device__ __forceinline__ void await_own_spans(RingShared& s, uint32_t spans) {
+  uint32_t published = 0;
+  for (uint32_t looks = 0;; count_look(looks)) {
+    if (threadIdx.x % kWarp == 0) published = atomicAdd_block(&s.published, 0);
+    if (__shfl_sync(0xffffffffu, published, 0) >= spans) return;
+    __nanosleep(kPause);
+  }
+}
+
 // kFinishWarps warps, which take the groups that the block has a part of in turn: scales and
 // shifts. The block that has a group's last span merges its moments for all.
 __device__ __forceinline__ void finish_groups(const RingBlock& block, uint32_t which) {
@@ -115,11 +125,7 @@ __device__ __forceinline__ void finish_groups(const RingBlock& block, uint32_t w
       publish(block, group, normalisation);
     } else {
       // The result cannot be there before the block's own part: until then, spare the memory.
-      uint32_t looks = 0;
-      while (*static_cast<volatile uint32_t*>(&s.published) < spans) {
-        __nanosleep(kPause);
-        count_look(looks);
-      }
+      await_own_spans(s, spans);
       normalisation = await_normalisation(block, group);
     }
     if (local >= kGroupBuffers) s.left[buffer].wait(parity(local, kGroupBuffers) ^ 1);
@@ -132,8 +138,7 @@ __device__ __forceinline__ void finish_groups(const RingBlock& block, uint32_t w
       }
     }
     if (lane == 0) s.centring[buffer] = normalisation.centring;
-    __syncwarp();
-    if (lane == 0) s.ready[buffer].arrive();
+    s.ready[buffer].arrive();
   }
 }
 

@@ -68,8 +68,7 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain
     if (spans >= kSpanBuffers) s.taken[buffer].wait(parity(spans, kSpanBuffers) ^ 1);
     s.sums[buffer][chain][lane] = reader.chunks.sums;
     if (chain == 0 && lane == 0) s.pivot[buffer] = reader.pivot;
-    __syncwarp();
-    if (lane == 0) s.summed[buffer].arrive();
+    s.summed[buffer].arrive();
     ++spans;
   }
 }
@@ -100,7 +99,7 @@ __device__ __forceinline__ void publish_spans(const RingBlock& block) {
     if (lane == 0) {
       store_pair(block.moments(walk.group) + 2 * walk.span, message(moments.mean),
                  message(moments.squares));
-      *static_cast<volatile uint32_t*>(&s.published) = j + 1;
+      atomicExch_block(&s.published, j + 1);
     }
     __syncwarp();
   }
