@@ -18,6 +18,7 @@ const char* obstacle_to_fused(const Problem& problem, const Device& device) {
   if (!device.has_kernel_image) return "this build has no kernel image for the GPU";
   if (device.capability() < 75) return "the GPU's compute capability is below 7.5";
   if (problem.group_size() > kMaxGroupSize) return "a group has 2^32 elements or more";
+  if (problem.num_groups > INT32_MAX) return "a sample has 2^31 groups or more";
   return nullptr;
 }
 
@@ -106,6 +107,10 @@ std::optional<Plan> resident(const char* reason, const Problem& problem, const D
 // takes x1.99; groups of half the size are slower by it.
 constexpr int64_t kRingGroup = int64_t{1} << 20;
 
+Ring ring_of(const Spans& spans, const Device& device) {
+  return gnsilu::ring_of(spans, device.sm_count, device.shared_memory_per_block);
+}
+
 // Why the ring cannot serve the problem, which a CUDA route can; null where it can.
 const char* obstacle_to_ring(const Problem& problem, const Device& device, const Spans& spans) {
   if (device.capability() < 90) return "the GPU's compute capability is below 9.0";
@@ -115,7 +120,7 @@ const char* obstacle_to_ring(const Problem& problem, const Device& device, const
   if (problem.group_size() % 8 != 0) return "a group is no multiple of 8 elements";
   if (problem.channels_per_group() > kRingMaxChannels) return "a group has more than 64 channels";
   if (spans.size < kRingTile) return "a group is too small";
-  if (!fits_ring(spans, ring_of(device.sm_count, device.shared_memory_per_block))) {
+  if (!fits_ring(spans, ring_of(spans, device))) {
     return "a group does not fit into the GPU's shared memory";
   }
   return nullptr;
@@ -123,7 +128,10 @@ const char* obstacle_to_ring(const Problem& problem, const Device& device, const
 
 Plan ring(const char* reason, const Problem& problem, const Device& device, const Spans& spans) {
   Plan plan = fused(Route::kRing, reason, problem, spans);
-  plan.ring = ring_of(device.sm_count, device.shared_memory_per_block);
+  plan.ring = ring_of(spans, device);
+  const auto share = static_cast<double>(ring_share(spans, plan.ring.blocks));
+  const double again = std::max(0.0, 1 - plan.ring.kept / share);
+  plan.bytes_per_element += again * static_cast<double>(size_in_bytes(problem.x_dtype));
   return plan;
 }
 
@@ -166,7 +174,7 @@ const std::vector<Config>& candidates(Route route) {
   // Not tuned: choose() picks one by the size of a block's part.
   static const std::vector<Config> resident{{512, 8}, {128, 8}, {256, 8}, {1024, 8}};
   // Its warps have roles.
-  static const std::vector<Config> ring{{768, 8}};
+  static const std::vector<Config> ring{{kRingThreads, 8}};
   switch (route) {
     case Route::kFallback:
       return none;
@@ -207,7 +215,8 @@ Plan choose(const Problem& problem, const Device& device, std::optional<Route> f
   if (forced) return fused(*forced, "asked for", problem, spans);
   const char* const reason = "contiguous 16-bit x on a CUDA device";
   if (spans.count <= 1) return fused(Route::kThreePass, reason, problem, spans);
-  if (no_ring == nullptr && problem.group_size() >= kRingGroup) {
+  if (no_ring == nullptr && problem.group_size() >= kRingGroup &&
+      is_read_once(spans, ring_of(spans, device))) {
     return ring("contiguous 16-bit x, its groups fit into all shared memory together", problem,
                 device, spans);
   }

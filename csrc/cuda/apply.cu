@@ -60,7 +60,8 @@ __global__ void apply(GroupRange range, TileGrid grid) {
   const uint32_t size = min(kTile, range.spatial_size - start);
   const int64_t offset =
       group * range.group_size + static_cast<int64_t>(row) * range.spatial_size + start;
-  const Affine affine = channel_affine(range, normalisation, range.first + group, row);
+  const uint32_t in_sample = group_in_sample(range, static_cast<uint32_t>(group));
+  const Affine affine = RawParameters::load(range, in_sample, row).affine(range, normalisation);
   normalise_run<kX, kY, kActivation, kInFlight>(
       range.x + offset, static_cast<typename Stored<kY>::Type*>(range.y) + offset, size,
       normalisation.centring, affine, threadIdx.x % grid.lanes, grid.lanes);

@@ -19,7 +19,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 
 // A barrier in shared memory. Its phase ends when `count` arrivals and all announced bytes came;
-// a waiter names the parity of the phase, 0 for the first, and must not fall two phases behind.
+// a waiter names the parity of the phase, 0 for the first, and must be neither two phases behind
+// nor one ahead.
 struct Barrier {
   uint64_t state;
 
@@ -29,6 +30,11 @@ struct Barrier {
   }
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  __device__ __forceinline__ void arrive(uint32_t count) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(count)
+                 : "memory");
   }
   __device__ __forceinline__ void arrive_expecting(uint32_t bytes) {
     asm volatile(

@@ -1,11 +1,11 @@
 // Second pass: the sum of squares about the mean of every span.
 //
-// Every block first merges its group's partial sums into the mean (at most 512, fixed order), then
-// a warp a span sums ((x - mean32) * 2^-exponent)^2 with two-sums. Squares of deviations cannot
-// cancel, and the power of two above the largest deviation keeps them from overflow and underflow;
-// variance_of() (numerics.h) takes out what rounding the mean to FP32 added.
-// Reads x once, 2 bytes an element. 10.25 instructions an element in the loop (unpack, centre,
-// square, two-sum; counted with cuobjdump -sass for sm_90).
+// Every block first merges its group's partial sums into the mean (at most 640, fixed order), then
+// a warp a span sums ((x - mean32) * 2^-exponent)^2, eight at a time with two-sums. Squares of
+// deviations cannot cancel, and the power of two above the largest deviation keeps them from
+// overflow and underflow; variance_of() (numerics.h) takes out what rounding the mean to FP32
+// added. Reads x once, 2 bytes an element. 5.0 instructions an element in the loop (unpack, centre,
+// square, sum; counted with cuobjdump -sass for sm_90).
 #include "dispatch.h"
 #include "kernels.h"
 #include "span_grid.cuh"

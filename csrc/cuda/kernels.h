@@ -26,15 +26,15 @@ struct Workspace {
   float* max_abs;            // [groups, spans]
 };
 
-// What all kernels are told. Groups are numbered through all samples.
+// What all kernels are told. Groups are numbered from the first of the launch on.
 struct GroupRange {
-  const uint16_t* x;   // element 0 of group first
-  void* y;             // likewise
-  int64_t first;       // number of the first group
-  int64_t groups;      // groups in this launch
-  int64_t group_size;  // elements
+  const uint16_t* x;         // element 0 of group first
+  void* y;                   // likewise
+  uint32_t first_in_sample;  // the number of the first group within its sample
+  int64_t groups;            // groups in this launch
+  int64_t group_size;        // elements
   double inverse_group_size;
-  int64_t num_groups;  // a sample
+  uint32_t num_groups;  // a sample
   uint32_t spatial_size;
   uint32_t channels_per_group;
   uint32_t span_size;

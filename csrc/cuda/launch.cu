@@ -69,7 +69,7 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
   range.inverse_group_size = 1.0 / static_cast<double>(range.group_size);
   range.spatial_size = static_cast<uint32_t>(problem.spatial_size);
   range.channels_per_group = static_cast<uint32_t>(problem.channels_per_group());
-  range.num_groups = problem.num_groups;
+  range.num_groups = static_cast<uint32_t>(problem.num_groups);
   range.span_size = static_cast<uint32_t>(plan.spans.size);
   range.spans = static_cast<int>(plan.spans.count);
   range.weight = arguments.weight;
@@ -79,9 +79,10 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
   const int64_t y_size = size_in_bytes(problem.y_dtype);
 
   // One turn unless the partial results of all groups exceed the workspace, which takes 19 MB of x
-  // at least in three_pass, 34 MB in two_pass (groups of two spans, the second of one element).
+  // at least in three_pass, 34 MB in two_pass and the ring (groups of two spans, the second of one
+  // element).
   for (int64_t first = 0; first < problem.group_count(); first += plan.groups_per_launch) {
-    range.first = first;
+    range.first_in_sample = static_cast<uint32_t>(first % problem.num_groups);
     range.groups = std::min(plan.groups_per_launch, problem.group_count() - first);
     range.x = static_cast<const uint16_t*>(arguments.x) + first * range.group_size;
     range.y = static_cast<char*>(arguments.y) + first * range.group_size * y_size;

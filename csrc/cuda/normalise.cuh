@@ -6,21 +6,23 @@
 
 namespace gnsilu {
 
-// A parameter as it lies in memory. Loading and converting apart, so that loads can overlap.
+// A parameter as it lies in memory. Loading and converting apart, so that nobody waits for a load
+// before its value is wanted. (For FP64, which beside a 16-bit x counts as FP32, one does.)
 struct RawParameter {
-  uint64_t bits;
+  uint32_t bits;
 
   static __device__ __forceinline__ RawParameter load(const Parameter& parameter, int64_t channel) {
     if (parameter.data == nullptr) return {0};
     const int64_t i = channel * parameter.stride;
-    if (parameter.dtype == DType::kBFloat16 || parameter.dtype == DType::kFloat16)
-      return {static_cast<const uint16_t*>(parameter.data)[i]};
-    if (parameter.dtype == DType::kFloat32) {
-      return {static_cast<const uint32_t*>(parameter.data)[i]};
+    switch (parameter.dtype) {
+      case DType::kFloat32:
+        return {static_cast<const uint32_t*>(parameter.data)[i]};
+      case DType::kFloat64:
+        return {float_bits(static_cast<float>(static_cast<const double*>(parameter.data)[i]))};
+      default:
+        return {static_cast<const uint16_t*>(parameter.data)[i]};
     }
-    return {static_cast<const uint64_t*>(parameter.data)[i]};
   }
-  // Beside a 16-bit x an FP64 parameter counts as FP32.
   __device__ __forceinline__ float value(const Parameter& parameter, float absent) const {
     if (parameter.data == nullptr) return absent;
     switch (parameter.dtype) {
@@ -28,28 +30,31 @@ struct RawParameter {
         return float_from_bf16(static_cast<uint16_t>(bits));
       case DType::kFloat16:
         return float_from_fp16(static_cast<uint16_t>(bits));
-      case DType::kFloat32:
-        return float_from_bits(static_cast<uint32_t>(bits));
       default:
-        return static_cast<float>(double_from_bits(bits));
+        return float_from_bits(bits);
     }
   }
 };
 
-// Weight and bias of a channel, for affine_of().
-__device__ __forceinline__ Affine channel_parameters(const GroupRange& range, int64_t channel) {
-  const RawParameter weight = RawParameter::load(range.weight, channel);
-  const RawParameter bias = RawParameter::load(range.bias, channel);
-  return {weight.value(range.weight, 1.f), bias.value(range.bias, 0.f)};
+// The number of a group of this launch within its sample.
+__device__ __forceinline__ uint32_t group_in_sample(const GroupRange& range, uint32_t group) {
+  return (range.first_in_sample + group) % range.num_groups;
 }
 
-// Affine map of one channel of a group; group is numbered through all samples.
-__device__ __forceinline__ Affine channel_affine(const GroupRange& range, const Normalisation& n,
-                                                 int64_t group, uint32_t row) {
-  const int64_t channel = group % range.num_groups * range.channels_per_group + row;
-  const Affine parameters = channel_parameters(range, channel);
-  return affine_of(n, parameters.scale, parameters.shift);
-}
+// Weight and bias of one channel of a group.
+struct RawParameters {
+  RawParameter weight;
+  RawParameter bias;
+
+  static __device__ __forceinline__ RawParameters load(const GroupRange& range, uint32_t in_sample,
+                                                       uint32_t row) {
+    const int64_t channel = int64_t{in_sample} * range.channels_per_group + row;
+    return {RawParameter::load(range.weight, channel), RawParameter::load(range.bias, channel)};
+  }
+  __device__ __forceinline__ Affine affine(const GroupRange& range, const Normalisation& n) const {
+    return affine_of(n, weight.value(range.weight, 1.f), bias.value(range.bias, 0.f));
+  }
+};
 
 // A NaN stays one.
 __device__ __forceinline__ float at_least(float z, float lowest) { return z < lowest ? lowest : z; }

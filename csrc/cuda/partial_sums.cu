@@ -1,9 +1,9 @@
 // First pass: the sum and the largest magnitude of every span.
 //
-// One warp sums a span in FP32 with two-sums (numerics.h), 4 chains a lane, merged in FP64: exact
-// to 2^-41 of the sum of |x| at worst, in an order that only the span's size determines.
-// Reads x once, 2 bytes an element. 10.25 instructions an element in the loop (unpack, scale,
-// maximum, two-sum; counted with cuobjdump -sass for sm_90).
+// One warp sums a span in FP64, or in FP32 with two-sums where the GPU is slow at FP64 (ExactSum,
+// moments.h), 4 chains a lane, in an order that only the span's size determines.
+// Reads x once, 2 bytes an element. 5.3 instructions an element in the loop (unpack, maximum, sum;
+// counted with cuobjdump -sass for sm_90).
 #include "dispatch.h"
 #include "kernels.h"
 #include "span_grid.cuh"

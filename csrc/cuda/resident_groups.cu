@@ -1,12 +1,12 @@
 // All in one launch and one read, for groups that fit into shared memory: a block holds a group, or
 // from compute capability 9.0 on a cluster of blocks shares it.
 //
-// A block reads its spans once, a warp a span: into shared memory and into the span's moments
-// (moments.h), which the warp writes into every block of the cluster. After one barrier a warp
-// merges all spans, each thread maps a channel's weight and bias to scale and shift, and the block
-// writes y from shared memory. No workspace, no waiting but for the cluster, which the GPU
-// schedules as a whole. The bits are those of two_pass.
-// Reads x and writes y once, 4 bytes an element (6 to FP32).
+// Every warp of a block has its own spans: it fetches them into shared memory, all at once, and
+// finds their moments (moments.h), which it writes into every block of the cluster. After one
+// barrier a warp merges all spans, each thread maps a channel's weight and bias to scale and shift,
+// and the block writes y from shared memory. No workspace, no waiting but for the cluster, which
+// the GPU schedules as a whole. The bits are those of two_pass. Reads x and writes y once, 4 bytes
+// an element (6 to FP32).
 #include <cooperative_groups.h>
 
 #include "dispatch.h"
@@ -27,14 +27,35 @@ struct ResidentGrid {
   ResidentLayout layout;
 };
 
-struct KeepInShared {
-  uint16_t* span;
-
-  __device__ __forceinline__ void vector(uint32_t v, const Vector& loaded) const {
-    *reinterpret_cast<uint4*>(span + kVector * v) = loaded.bits;
+// A span into shared memory, by one warp: all of it under way at once, in vectors. From 8.0 on no
+// register waits for it.
+__device__ __forceinline__ void fetch_span(uint16_t* shared, const uint16_t* x, uint32_t size) {
+  const uint32_t lane = threadIdx.x % kWarp, vectors = size / kVector;
+  const int width = access_width(x);
+  for (uint32_t v = lane; v < vectors; v += kWarp) {
+    uint4* const to = reinterpret_cast<uint4*>(shared + kVector * v);
+#if __CUDA_ARCH__ >= 800
+    if (width == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                       static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                   "l"(x + kVector * v)
+                   : "memory");
+      continue;
+    }
+#endif
+    *to = load_vector(x + kVector * v, width).bits;
   }
-  __device__ __forceinline__ void element(uint32_t i, uint16_t bits) const { span[i] = bits; }
-};
+  const uint32_t element = kVector * vectors + lane;
+  if (element < size) shared[element] = x[element];
+}
+
+// Until this thread's parts of its spans are there; then for the warp.
+__device__ __forceinline__ void await_spans() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+  __syncwarp();
+}
 
 // Between the blocks of a cluster, or within the only one.
 __device__ __forceinline__ void arrive_in_cluster(bool alone) {
@@ -79,16 +100,21 @@ __global__ void __launch_bounds__(kMaxThreads)
   const uint16_t* const x = range.x + group * range.group_size;
 
   arrive_in_cluster(alone);  // memory of a block that has not begun must not be written to
-  // Weight and bias are on their way while x is read.
-  const int64_t channel = (range.first + group) % range.num_groups * range.channels_per_group;
-  for (uint32_t row = threadIdx.x; row < range.channels_per_group; row += blockDim.x) {
-    affines[row] = channel_parameters(range, channel + row);
-  }
-  bool begun = false;
-  for (int s = first_span + threadIdx.x / kWarp; s < last_span; s += blockDim.x / kWarp) {
+  const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  for (int s = first_span + warp; s < last_span; s += warps) {
     const uint32_t at = s * range.span_size;
-    const SpanMoments result = warp_moments<kX, kInFlight>(x + at, min(range.span_size, size - at),
-                                                           KeepInShared{slice + (at - start)});
+    fetch_span(slice + (at - start), x + at, min(range.span_size, size - at));
+  }
+  // Weight and bias are on their way while x is summed: of one channel a thread, the usual case.
+  const uint32_t in_sample = group_in_sample(range, static_cast<uint32_t>(group));
+  const RawParameters parameters =
+      RawParameters::load(range, in_sample, min(threadIdx.x, range.channels_per_group - 1));
+  await_spans();
+  bool begun = false;
+  for (int s = first_span + warp; s < last_span; s += warps) {
+    const uint32_t at = s * range.span_size;
+    const SpanMoments result =
+        warp_moments<kX, kInFlight>(slice + (at - start), min(range.span_size, size - at));
     if (!begun) wait_for_cluster(alone);
     begun = true;
     share(moments + s, result, grid.cluster);
@@ -108,8 +134,11 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   __syncthreads();
   const Normalisation normalisation = shared_normalisation;
-  for (uint32_t row = threadIdx.x; row < range.channels_per_group; row += blockDim.x) {
-    affines[row] = affine_of(normalisation, affines[row].scale, affines[row].shift);
+  if (threadIdx.x < range.channels_per_group) {
+    affines[threadIdx.x] = parameters.affine(range, normalisation);
+  }
+  for (uint32_t row = threadIdx.x + blockDim.x; row < range.channels_per_group; row += blockDim.x) {
+    affines[row] = RawParameters::load(range, in_sample, row).affine(range, normalisation);
   }
   __syncthreads();
 

@@ -13,7 +13,8 @@
 //
 // They wait for each other by barriers in shared memory, blocks by words in global memory
 // (exchange.cuh). All blocks have to run at once: a cooperative launch. A block never waits for
-// more than its share of a group and the tiles before: choose() makes sure that this fits. Sums and
+// more than its share of a group and the tiles before, for which there is room; where there is not,
+// what it cannot keep is read again. Sums and
 // merge are those of two_pass, and so are the bits.
 //
 // Reads x and writes y once, 4 bytes an element. 24 instructions an element: 8 to sum, 3 of them
@@ -81,6 +82,7 @@ RingGrid ring_grid(const GroupRange& range, const Ring& ring) {
   RingGrid grid;
   grid.groups = static_cast<uint32_t>(range.groups);
   grid.slots = static_cast<uint32_t>(ring.slots);
+  grid.kept = static_cast<uint32_t>(ring.kept);
   grid.span_tiles = tiles(range.span_size);
   grid.last_span_tiles = tiles(range.group_size - int64_t{range.span_size} * (range.spans - 1));
   grid.jump_groups = blocks / spans;

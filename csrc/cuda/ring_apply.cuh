@@ -84,71 +84,99 @@ __device__ __forceinline__ void apply_short(Vector (&vectors)[kVectors], const C
   }
 }
 
-// kApplyTeams teams, which take the block's tiles in turn: x into registers, which frees the slot
-// while the group is still incomplete; y, a part at a time, into the team's stage and out.
+// A part of a tile, from its vector `begin` on, whose vectors begin + thread + kTeamThreads * k
+// this thread holds: from x to y.
+template <DType kX, DType kY, Activation kActivation>
+__device__ __forceinline__ void apply_any(Vector (&vectors)[kPartVectors], const Tile& tile,
+                                          uint32_t first, const Rows& rows,
+                                          const Centring& centring, const Affine* affines) {
+#pragma unroll
+  for (uint32_t k = 0; k < kPartVectors; ++k) {
+    const uint32_t v = first + kTeamThreads * k;
+    if (v >= tile.vectors) break;
+    vectors[k].bits = normalise_any<kX, kY, kActivation>(vectors[k].bits, tile.start + kVector * v,
+                                                         rows, centring, affines);
+  }
+}
+
+// A team's part of a tile, to the team's stage and out.
+__device__ __forceinline__ void store_part(const RingBlock& block, const Tile& tile, uint32_t begin,
+                                           uint32_t team, uint32_t thread,
+                                           const Vector (&vectors)[kPartVectors]) {
+  uint4* const stage = reinterpret_cast<uint4*>(block.stage(team));
+  if (thread == 0) wait_for_reads();
+  sync_team(team);
+#pragma unroll
+  for (uint32_t k = 0; k < kPartVectors; ++k) stage[thread + kTeamThreads * k] = vectors[k].bits;
+  before_bulk_store();
+  sync_team(team);
+  if (thread != 0) return;
+  const uint32_t count = min(tile.vectors - begin, kTeamThreads * kPartVectors);
+  auto* const y = static_cast<uint16_t*>(block.range.y) + tile.offset;
+  bulk_store(y + kVector * begin, stage, 16 * count);
+}
+
+// By one team. x comes into registers, which frees the slot while the group is still incomplete; y
+// goes out a part at a time.
+template <DType kX, DType kY, Activation kActivation>
+__device__ __forceinline__ void apply_tile(const RingBlock& block, const RingSlot& at,
+                                           uint32_t& left, uint32_t team, uint32_t thread) {
+  RingShared& s = block.shared;
+  s.full[at.slot].wait(at.phase);
+  const Tile tile = s.tile[at.slot];
+  const uint4* const in = reinterpret_cast<const uint4*>(block.elements(at.slot));
+  Vector x[kTileParts][kPartVectors];  // beyond the last one what was there before: not stored
+#pragma unroll
+  for (uint32_t part = 0; part < kTileParts; ++part) {
+#pragma unroll
+    for (uint32_t k = 0; k < kPartVectors; ++k) {
+      x[part][k].bits = in[thread + kTeamThreads * (kPartVectors * part + k)];
+    }
+  }
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) s.empty[at.slot].arrive();
+  leave_groups(s, left, tile.local);
+
+  const uint32_t buffer = tile.local % kGroupBuffers;
+  s.ready[buffer].wait(parity(tile.local, kGroupBuffers));
+  const Centring centring = s.centring[buffer];
+  const Affine* const affines = s.affines[buffer];
+  const Affine affine = affines[tile.row];
+#pragma unroll
+  for (uint32_t part = 0; part < kTileParts; ++part) {
+    const uint32_t begin = kTeamThreads * kPartVectors * part;  // vectors
+    if (begin >= tile.vectors) break;
+    if (tile.one_row && is_short<kX, kActivation>(x[part], centring, affine)) {
+      apply_short<kX, kY, kActivation>(x[part], centring, affine);
+    } else {
+      apply_any<kX, kY, kActivation>(x[part], tile, begin + thread, block.grid.rows, centring,
+                                     affines);
+    }
+    store_part(block, tile, begin, team, thread, x[part]);
+  }
+}
+
+// kApplyTeams teams, which take the block's tiles in turn.
 template <DType kX, DType kY, Activation kActivation>
 __device__ __forceinline__ void apply_tiles(const RingBlock& block, uint32_t team,
                                             uint32_t thread) {
-  RingShared& s = block.shared;
-  const bool first_lane = threadIdx.x % kWarp == 0;
-  uint4* const stage = reinterpret_cast<uint4*>(block.stage(team));
-  auto* const y = static_cast<uint16_t*>(block.range.y);
-  RingSlot at;
-  at.advance(block.grid.slots, team);
+  const GroupRange& range = block.range;
+  const RingGrid& grid = block.grid;
   uint32_t left = 0;  // groups of this block
-  while (true) {
-    s.full[at.slot].wait(at.phase);
-    const Tile tile = s.tile[at.slot];
-    if (tile.vectors == 0) break;
-    const uint4* const in = reinterpret_cast<const uint4*>(block.elements(at.slot));
-    Vector x[kTileParts * kPartVectors];  // beyond the last one what was there before: not stored
-#pragma unroll
-    for (uint32_t k = 0; k < kTileParts * kPartVectors; ++k) {
-      x[k].bits = in[thread + kTeamThreads * k];
+  RingSlot first;     // of the group
+  uint32_t i = team;  // of the group's tiles
+  for (Walk walk = Walk::begin(range); walk.in(grid); walk.next_group(range, grid)) {
+    const GroupTiles group(walk.tiles_of_group(range, grid), grid);
+    for (; i < group.tiles; i += kApplyTeams) {
+      RingSlot at = first;
+      at.advance(grid.slots, group.applied(i));
+      apply_tile<kX, kY, kActivation>(block, at, left, team, thread);
     }
-    __syncwarp();
-    if (first_lane) s.empty[at.slot].arrive();
-    at.advance(block.grid.slots, kApplyTeams);
-    leave_groups(s, left, tile.local);
-    const uint32_t buffer = tile.local % kGroupBuffers;
-    s.ready[buffer].wait(parity(tile.local, kGroupBuffers));
-    const Centring centring = s.centring[buffer];
-    const Affine* const affines = s.affines[buffer];
-    const Affine affine = affines[tile.row];
-    const bool is_short_tile = tile.one_row && is_short<kX, kActivation>(x, centring, affine);
-
-#pragma unroll
-    for (uint32_t part = 0; part < kTileParts; ++part) {
-      const uint32_t begin = kTeamThreads * kPartVectors * part;  // vectors
-      if (begin >= tile.vectors) break;
-      Vector(&of_part)[kPartVectors] =
-          *reinterpret_cast<Vector(*)[kPartVectors]>(&x[kPartVectors * part]);
-      if (is_short_tile) {
-        apply_short<kX, kY, kActivation>(of_part, centring, affine);
-      } else {
-#pragma unroll
-        for (uint32_t k = 0; k < kPartVectors; ++k) {
-          const uint32_t v = begin + thread + kTeamThreads * k;
-          if (v >= tile.vectors) break;
-          of_part[k].bits = normalise_any<kX, kY, kActivation>(
-              of_part[k].bits, tile.start + kVector * v, block.grid.rows, centring, affines);
-        }
-      }
-      if (thread == 0) wait_for_reads();
-      sync_team(team);
-#pragma unroll
-      for (uint32_t k = 0; k < kPartVectors; ++k)
-        stage[thread + kTeamThreads * k] = of_part[k].bits;
-      before_bulk_store();
-      sync_team(team);
-      if (thread == 0) {
-        const uint32_t vectors = min(tile.vectors - begin, kTeamThreads * kPartVectors);
-        bulk_store(y + tile.offset + kVector * begin, stage, 16 * vectors);
-      }
-    }
+    i -= group.tiles;
+    first.advance(grid.slots, group.tiles + group.again());
   }
   if (thread == 0) wait_for_stores();
-  leave_groups(s, left, Walk::groups_of_block(block.range, block.grid));
+  leave_groups(block.shared, left, Walk::groups_of_block(range, grid));
 }
 
 }  // namespace gnsilu

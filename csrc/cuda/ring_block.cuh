@@ -16,7 +16,6 @@ constexpr int kTeamThreads = kTeamWarps * kWarp;
 constexpr int kFinishWarps = 2;                  // a group each
 constexpr int kServiceWarps = 2 + kFinishWarps;  // loading, publishing
 constexpr int kWorkWarps = kSumWarps + kApplyTeams * kTeamWarps;
-constexpr int kRingThreads = (kServiceWarps + kWorkWarps) * kWarp;
 constexpr uint32_t kTileVectors = kRingTile / kVector;
 constexpr uint32_t kTileParts = kRingTile / kRingStage;
 constexpr uint32_t kPartVectors = kRingStage / kVector / kTeamThreads;  // a thread
@@ -25,15 +24,21 @@ constexpr int kLoadsInFlight = 3;
 constexpr int kSpanBuffers = 1;   // spans between summing and publishing
 constexpr int kGroupBuffers = 8;  // groups between finishing and leaving
 static_assert(kTileVectors % kChainStride == 0, "a tile begins with the span's first chain");
+static_assert(kRingStages <= kRingMinSlots && kLoadsInFlight <= kRingMinSlots,
+              "a slot comes round again only after a team, or the loading thread, has seen it");
+static_assert(kGroupBuffers >= kFinishWarps, "a buffer comes round again after its group is left");
+static_assert(kRingThreads == (kServiceWarps + kWorkWarps) * kWarp, "the chooser tells it");
 
-// What the loading thread tells all others of the tile in a slot: they need not find it themselves.
+// What the loading thread tells those who take the tile in a slot: they need not find it
+// themselves.
 struct alignas(16) Tile {
   uint32_t vectors;  // 0: there are no more tiles
   uint32_t start;    // the first element, within its group
   uint32_t local;    // the group, by the block's own count
-  uint16_t row;      // channel of the first element, within the group
-  bool one_row;      // all elements are of that channel
+  uint16_t skip;     // tiles behind this one that are not to be summed
   bool last;         // of its span
+  bool one_row;      // all elements are of one channel
+  uint32_t row;      // channel of the first element, within the group
   int64_t offset;    // the first element, within x and y
 };
 
@@ -56,6 +61,7 @@ static_assert(sizeof(RingShared) <= kRingStaticBytes, "the chooser counts it");
 struct RingGrid {
   uint32_t groups;
   uint32_t slots;
+  uint32_t kept;  // tiles of a group
   uint32_t span_tiles;
   uint32_t last_span_tiles;  // of a group's last span
   uint32_t jump_groups;      // blocks = jump_groups * spans + jump_spans
@@ -75,6 +81,15 @@ struct Walk {
   static __device__ __forceinline__ Walk begin(const GroupRange& range) {
     const uint32_t spans = static_cast<uint32_t>(range.spans);
     return {blockIdx.x / spans, blockIdx.x % spans, 0, 0};
+  }
+  // From the block's first tile of a group on: how many there are.
+  __device__ __forceinline__ uint32_t tiles_of_group(const GroupRange& range,
+                                                     const RingGrid& grid) const {
+    uint32_t count = 0;
+    for (Walk walk = *this; walk.local == local; walk.next_span(range, grid)) {
+      count += walk.tiles(range, grid);
+    }
+    return count;
   }
   // How many groups the block has a part of.
   static __device__ __forceinline__ uint32_t groups_of_block(const GroupRange& range,
@@ -100,6 +115,9 @@ struct Walk {
     }
     if (group != before) ++local;
   }
+  __device__ __forceinline__ void next_group(const GroupRange& range, const RingGrid& grid) {
+    for (const uint32_t before = local; local == before;) next_span(range, grid);
+  }
   __device__ __forceinline__ void next_tile(const GroupRange& range, const RingGrid& grid) {
     if (++tile < tiles(range, grid)) return;
     tile = 0;
@@ -124,11 +142,23 @@ struct RingSlot {
   uint32_t phase = 0;
 
   __device__ __forceinline__ void advance(uint32_t slots, uint32_t count = 1) {
-    slot += count;
-    if (slot >= slots) {
-      slot -= slots;
-      phase ^= 1;
-    }
+    for (slot += count; slot >= slots; phase ^= 1) slot -= slots;
+  }
+};
+
+// In which order the tiles of a group come into the ring. What a block has beyond the tiles that it
+// can keep passes by twice: to be summed, and behind all that, to be applied.
+struct GroupTiles {
+  uint32_t tiles;
+  uint32_t kept;
+
+  __device__ __forceinline__ GroupTiles(uint32_t all, const RingGrid& grid)
+      : tiles(all), kept(min(all, grid.kept)) {}
+  // Read a second time.
+  __device__ __forceinline__ uint32_t again() const { return tiles - kept; }
+  // Where the i-th tile to be applied lies, from the group's first on.
+  __device__ __forceinline__ uint32_t applied(uint32_t i) const {
+    return i < kept ? i : i + again();
   }
 };
 

@@ -110,13 +110,12 @@ __device__ __forceinline__ void finish_groups(const RingBlock& block, uint32_t w
     }
     if (local % kFinishWarps != which) continue;
     // Under way while the moments come together.
-    const int64_t channel = (range.first + group) % range.num_groups * range.channels_per_group;
-    RawParameter weight[kRows], bias[kRows];
+    const uint32_t in_sample = group_in_sample(range, group);
+    RawParameters parameters[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) {
       const uint32_t row = min(lane + kWarp * i, range.channels_per_group - 1);
-      weight[i] = RawParameter::load(range.weight, channel + row);
-      bias[i] = RawParameter::load(range.bias, channel + row);
+      parameters[i] = RawParameters::load(range, in_sample, row);
     }
     Normalisation normalisation;
     if (merges) {
@@ -133,8 +132,7 @@ __device__ __forceinline__ void finish_groups(const RingBlock& block, uint32_t w
     for (uint32_t i = 0; i < kRows; ++i) {
       const uint32_t row = lane + kWarp * i;
       if (row < range.channels_per_group) {
-        s.affines[buffer][row] = affine_of(normalisation, weight[i].value(range.weight, 1.f),
-                                           bias[i].value(range.bias, 0.f));
+        s.affines[buffer][row] = parameters[i].affine(range, normalisation);
       }
     }
     if (lane == 0) s.centring[buffer] = normalisation.centring;

@@ -6,39 +6,72 @@
 
 namespace gnsilu {
 
-// One thread: from global memory into the ring.
-__device__ __forceinline__ void load_tiles(const RingBlock& block) {
-  RingShared& s = block.shared;
-  const GroupRange& range = block.range;
-  RingSlot next, landed;
-  uint32_t i = 0;
-  for (Walk walk = Walk::begin(range); walk.in(block.grid); walk.next_tile(range, block.grid)) {
-    if (i >= block.grid.slots) s.empty[next.slot].wait(next.phase ^ 1);
-    if (i >= kLoadsInFlight) {
+// Fills slot after slot; one thread.
+struct TileLoader {
+  const RingBlock& block;
+  RingSlot next = {}, landed = {};
+  uint32_t count = 0;
+
+  __device__ __forceinline__ Barrier& await_slot() {
+    RingShared& s = block.shared;
+    if (count++ >= block.grid.slots) s.empty[next.slot].wait(next.phase ^ 1);
+    return s.full[next.slot];
+  }
+
+  // skip: tiles behind this one that are not to be summed.
+  __device__ __forceinline__ void load(const Walk& walk, bool is_summed, bool is_applied,
+                                       uint32_t skip) {
+    RingShared& s = block.shared;
+    const GroupRange& range = block.range;
+    Barrier& full = await_slot();
+    if (count > kLoadsInFlight) {
       s.full[landed.slot].wait(landed.phase);
       landed.advance(block.grid.slots);
     }
+    // Who does not look at the tile does not give it back.
+    if (!is_summed) s.empty[next.slot].arrive(kSumWarps);
+    if (!is_applied) s.empty[next.slot].arrive(kTeamWarps);
     const uint32_t start = walk.start(range), size = walk.size(range);
-    const uint32_t row = block.grid.rows.row_of(start);
     Tile& tile = s.tile[next.slot];
     tile.vectors = size / kVector;
     tile.start = start;
     tile.local = walk.local;
-    tile.row = static_cast<uint16_t>(row);
-    tile.one_row = (row + 1) * range.spatial_size - start >= size;
+    tile.skip = static_cast<uint16_t>(skip);
     tile.last = walk.tile + 1 == walk.tiles(range, block.grid);
-    tile.offset = walk.group * range.group_size + start;
-    s.full[next.slot].arrive_expecting(2 * size);
-    bulk_load(block.elements(next.slot), range.x + tile.offset, 2 * size, &s.full[next.slot]);
-    next.advance(block.grid.slots);
-    ++i;
-  }
-  for (int team = 0; team < kApplyTeams; ++team) {
-    if (i++ >= block.grid.slots) s.empty[next.slot].wait(next.phase ^ 1);
-    s.tile[next.slot].vectors = 0;
-    s.full[next.slot].arrive();
+    tile.row = block.grid.rows.row_of(start);
+    tile.one_row = (tile.row + 1) * range.spatial_size - start >= size;
+    tile.offset = walk.offset(range);
+    full.arrive_expecting(2 * size);
+    bulk_load(block.elements(next.slot), range.x + tile.offset, 2 * size, &full);
     next.advance(block.grid.slots);
   }
+
+  // For those who sum.
+  __device__ __forceinline__ void end() {
+    Barrier& full = await_slot();
+    block.shared.tile[next.slot].vectors = 0;
+    full.arrive();
+  }
+};
+
+// One thread: from global memory into the ring.
+__device__ __forceinline__ void load_tiles(const RingBlock& block) {
+  TileLoader loader{block};
+  for (Walk walk = Walk::begin(block.range); walk.in(block.grid);) {
+    const GroupTiles group(walk.tiles_of_group(block.range, block.grid), block.grid);
+    Walk again = walk;  // to the first tile that is not kept
+    for (uint32_t i = 0; i < group.tiles; ++i) {
+      if (i == group.kept) again = walk;
+      const bool is_last = i + 1 == group.tiles;
+      loader.load(walk, true, i < group.kept, is_last ? group.again() : 0);
+      walk.next_tile(block.range, block.grid);
+    }
+    for (uint32_t i = group.kept; i < group.tiles; ++i) {
+      loader.load(again, false, true, 0);
+      again.next_tile(block.range, block.grid);
+    }
+  }
+  loader.end();
 }
 
 // kSumWarps warps, a chain of every span each.
@@ -46,22 +79,22 @@ template <DType kX>
 __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain) {
   RingShared& s = block.shared;
   const uint32_t lane = threadIdx.x % kWarp;
-  ChainReader<kX, Unscaled, KeepNothing> reader{{}, {}, 0, {}};
+  ChainReader<kX, Unscaled> reader{{}, 0, {}};
   RingSlot at;
   uint32_t spans = 0;
   bool begins = true;  // a span
   while (true) {
     s.full[at.slot].wait(at.phase);
-    const uint32_t vectors = s.tile[at.slot].vectors;
+    const uint32_t vectors = s.tile[at.slot].vectors, skip = s.tile[at.slot].skip;
     const bool last = s.tile[at.slot].last;
     if (vectors == 0) break;
     const uint16_t* const x = block.elements(at.slot);
-    if (begins) reader = {{}, {}, static_cast<double>(to_float<kX>(x[0])), {}};
+    if (begins) reader = {{}, static_cast<double>(to_float<kX>(x[0])), {}};
     reader.template read_chain<kChunkVectors>(
         kBlockVectors * chain, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
     __syncwarp();
     if (lane == 0) s.empty[at.slot].arrive();
-    at.advance(block.grid.slots);
+    at.advance(block.grid.slots, 1 + skip);
     begins = last;
     if (!last) continue;
     const uint32_t buffer = spans % kSpanBuffers;
@@ -92,10 +125,9 @@ __device__ __forceinline__ void publish_spans(const RingBlock& block) {
     const double pivot = s.pivot[buffer];
     __syncwarp();
     if (lane == 0) s.taken[buffer].arrive();
-    SpanMoments moments = moments_of(warp_sum(sums), pivot, size, inverse_size);
-    if (needs_scaling(moments)) {
-      moments = scaled_moments<kX>(range.x + walk.offset(range), static_cast<uint32_t>(size));
-    }
+    const SpanMoments moments =
+        checked<kX>(moments_of(warp_sum(sums), pivot, size, inverse_size),
+                    range.x + walk.offset(range), static_cast<uint32_t>(size));
     if (lane == 0) {
       store_pair(block.moments(walk.group) + 2 * walk.span, message(moments.mean),
                  message(moments.squares));

@@ -26,26 +26,18 @@ struct Scaled {
   __device__ __forceinline__ float operator()(float x) const { return mul_rn(x, scale); }
 };
 
-// What else is done with x as it is read.
-struct KeepNothing {
-  __device__ __forceinline__ void vector(uint32_t, const Vector&) const {}
-  __device__ __forceinline__ void element(uint32_t, uint16_t) const {}
-};
-
 // Sums a chain of a span as it comes in; all state of one lane.
-template <DType kX, class Scale, class Keep>
+template <DType kX, class Scale>
 struct ChainReader {
   Scale scale;
-  Keep keep;
   double pivot;
   ChunkSums<> chunks;
 
   template <uint32_t kVectors>
-  __device__ __forceinline__ void add(uint32_t first, const Vector (&loaded)[kVectors]) {
+  __device__ __forceinline__ void add(const Vector (&loaded)[kVectors]) {
     float values[kVectors * kVector];
 #pragma unroll
     for (uint32_t k = 0; k < kVectors; ++k) {
-      keep.vector(first + kWarp * k, loaded[k]);
       float eight[kVector];
       loaded[k].template unpack<kX>(eight);
 #pragma unroll
@@ -68,7 +60,7 @@ struct ChainReader {
       }
     }
 #pragma unroll
-    for (uint32_t b = 0; b < kBlocks; ++b) add(first + kChainStride * b, loaded[b]);
+    for (uint32_t b = 0; b < kBlocks; ++b) add(loaded[b]);
   }
 
   // The chain whose first block begins at vector `block`, below `vectors`.
@@ -101,7 +93,7 @@ struct ChainReader {
     const uint32_t left = block + threadIdx.x % kWarp;
     if (left < vectors) {
       const Vector loaded[1] = {load(left)};
-      add(left, loaded);
+      add(loaded);
     }
   }
 };
@@ -111,19 +103,20 @@ __device__ __forceinline__ LaneSums warp_sum(const LaneSums& sums) {
   return {warp_sum(sums.sum), warp_sum(sums.squares)};
 }
 
-template <DType kX, uint32_t kInFlight, class Scale, class Keep>
-__device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t size, Scale scale,
-                                                    Keep keep) {
+template <DType kX, uint32_t kInFlight, class Scale>
+__device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t size, Scale scale) {
   static_assert(kInFlight % kChunkVectors == 0, "whole chunks are loaded at once");
   const double inverse_size = 1.0 / static_cast<double>(size);  // while x is on its way
   const double pivot = static_cast<double>(scale(to_float<kX>(x[0])));
   const uint32_t vectors = size / kVector;
   const uint32_t element = kVector * vectors + threadIdx.x % kWarp;
   const int width = access_width(x);
+  // The chains that have something; the others would add 0.
+  const uint32_t chains = min(kSpanChains, size / (kVector * kBlockVectors) + 1);
   LaneSums total;
 #pragma unroll 1
-  for (uint32_t chain = 0; chain < kSpanChains; ++chain) {
-    ChainReader<kX, Scale, Keep> reader{scale, keep, pivot, {}};
+  for (uint32_t chain = 0; chain < chains; ++chain) {
+    ChainReader<kX, Scale> reader{scale, pivot, {}};
     const uint32_t first = kBlockVectors * chain;
     if (width == 16) {
       reader.template read_chain<kInFlight>(
@@ -133,7 +126,6 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
           first, vectors, [&](uint32_t v) { return load_vector(x + kVector * v, width); });
     }
     if (chain == vectors / kBlockVectors % kSpanChains && element < size) {
-      keep.element(element, x[element]);
       const float one[1] = {scale(to_float<kX>(x[element]))};
       reader.chunks.add(one, pivot);
     }
@@ -156,7 +148,7 @@ __device__ __noinline__ SpanMoments scaled_moments(const uint16_t* x, uint32_t s
     max_abs = fmaxf(max_abs, fabsf(value));
     constant &= value == first;
   };
-  for_each_vector<kChunkVectors>(x, vectors, lane, kWarp, [&](const Vector& vector, uint32_t) {
+  for_each_vector<2 * kChunkVectors>(x, vectors, lane, kWarp, [&](const Vector& vector, uint32_t) {
     float values[kVector];
     vector.unpack<kX>(values);
 #pragma unroll
@@ -167,16 +159,23 @@ __device__ __noinline__ SpanMoments scaled_moments(const uint16_t* x, uint32_t s
   if (__all_sync(0xffffffffu, constant)) return {static_cast<double>(first) + 0.0, 0};  // no -0
   const int exponent = scaling_exponent(warp_max(max_abs));
   const SpanMoments scaled =
-      read_moments<kX, kChunkVectors>(x, size, Scaled{power_of_two(-exponent)}, KeepNothing());
+      read_moments<kX, 2 * kChunkVectors>(x, size, Scaled{power_of_two(-exponent)});
   return unscaled(scaled, exponent);
 }
 
+// The moments as they are to be: those that were found, unless FP32 was too narrow for them.
+template <DType kX>
+__device__ __forceinline__ SpanMoments checked(const SpanMoments& found, const uint16_t* x,
+                                               uint32_t size) {
+  if (!needs_scaling(found)) return found;
+  if (is_constant(found, kX)) return {found.mean + 0.0, 0};  // no -0
+  return scaled_moments<kX>(x, size);
+}
+
 // The moments of the span, the same in every lane; kInFlight vectors a lane are loaded at once.
-template <DType kX, uint32_t kInFlight, class Keep = KeepNothing>
-__device__ __forceinline__ SpanMoments warp_moments(const uint16_t* x, uint32_t size,
-                                                    Keep keep = Keep()) {
-  const SpanMoments moments = read_moments<kX, kInFlight>(x, size, Unscaled(), keep);
-  return needs_scaling(moments) ? scaled_moments<kX>(x, size) : moments;
+template <DType kX, uint32_t kInFlight>
+__device__ __forceinline__ SpanMoments warp_moments(const uint16_t* x, uint32_t size) {
+  return checked<kX>(read_moments<kX, kInFlight>(x, size, Unscaled()), x, size);
 }
 
 // Over the lanes of a warp, the same in each: origin is the first span's mean.

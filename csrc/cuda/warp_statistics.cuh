@@ -1,14 +1,15 @@
 // The sums of one span by one warp. Everything here is fixed by the position of an element in its
-// span: element i belongs to vector i / 8, that to lane (i / 8) % 32, and in the lane to chain
-// i % 4; a lane adds in ascending order; chains, then lanes, are added as balanced trees in FP64.
-// Alignment, loads in flight and the grid do not enter, so they cannot change a bit.
+// span: element i belongs to vector i / 8, that to lane (i / 8) % 32; a lane adds in ascending
+// order; lanes are added as a balanced tree in FP64. Alignment, loads in flight and the grid do not
+// enter, so they cannot change a bit.
 #pragma once
 
+#include <type_traits>
+
+#include "gnsilu/moments.h"
 #include "vectors.cuh"
 
 namespace gnsilu {
-
-constexpr int kChains = 4;  // independent sums, to hide the latency of a two-sum
 
 // The same value, bit for bit, in every lane: a + b is commutative.
 __device__ __forceinline__ double warp_sum(double value) {
@@ -27,60 +28,66 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-// Over the warp and its chains. The low parts are 2^-24 of the high ones: FP32 serves them, and
-// leaves one FP64 operation to 9 elements at the smallest span (GPUs with little FP64).
-__device__ __forceinline__ double warp_total(const Sum32 (&chains)[kChains]) {
-  const double high = (static_cast<double>(chains[0].high) + static_cast<double>(chains[1].high)) +
-                      (static_cast<double>(chains[2].high) + static_cast<double>(chains[3].high));
-  const float low = (chains[0].low + chains[1].low) + (chains[2].low + chains[3].low);
-  return warp_sum(high + static_cast<double>(low));
-}
-
-// Adds term(x) of every element of a span of size elements, in a fixed order.
-template <DType kX, int kInFlight, class Term>
-__device__ __forceinline__ double warp_sum_of(const uint16_t* x, uint32_t size, Term term) {
+// Calls visit(values, count) for the lane's vectors in ascending order; all have kVector elements
+// but the span's last one.
+template <DType kX, int kInFlight, class Visit>
+__device__ __forceinline__ void for_each_eight(const uint16_t* x, uint32_t size, Visit visit) {
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t vectors = size / kVector;
-  Sum32 chains[kChains];
+  float values[kVector];
   for_each_vector<kInFlight>(x, vectors, lane, kWarp, [&](const Vector& vector, uint32_t) {
-    float values[kVector];
     vector.unpack<kX>(values);
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) chains[i % kChains].add(term(values[i]));
+    visit(values, kVector);
   });
   if (lane == vectors % kWarp) {  // the last, incomplete vector is the next of this lane
 #pragma unroll
     for (int i = 0; i < kVector - 1; ++i) {
       const uint32_t element = kVector * vectors + i;
-      if (element < size) chains[i % kChains].add(term(to_float<kX>(x[element])));
+      values[i] = element < size ? to_float<kX>(x[element]) : 0.f;
     }
+    values[kVector - 1] = 0.f;
+    visit(values, static_cast<int>(size - kVector * vectors));
   }
-  return warp_total(chains);
 }
 
 struct SpanSum {
   double sum;     // of x * sum_scale
-  float max_abs;  // largest |x|; NaNs do not enter, they reach the sum
+  float max_abs;  // largest |x|; NaNs do not enter, they reach the squares
 };
 
 template <DType kX, int kInFlight>
 __device__ __forceinline__ SpanSum warp_span_sum(const uint16_t* x, uint32_t size) {
+  // In FP32 the largest BF16 values would overflow.
+  constexpr bool kInFp32 = std::is_same<ExactSum, Sum32>::value;
+  ExactSum chains[4];  // independent, so that no sum waits for the last
   float max_abs = 0.f;
-  const double sum = warp_sum_of<kX, kInFlight>(x, size, [&](float value) {
-    max_abs = fmaxf(max_abs, fabsf(value));
-    return mul_rn(value, sum_scale(kX));
+  for_each_eight<kX, kInFlight>(x, size, [&](const float(&values)[kVector], int) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      max_abs = fmaxf(max_abs, fabsf(values[i]));
+      chains[i % 4].add(kInFp32 ? mul_rn(values[i], sum_scale(kX)) : values[i]);
+    }
   });
-  return {sum, warp_max(max_abs)};
+  const double sum = ExactSum::total(chains);
+  return {warp_sum(kInFp32 ? sum : sum * static_cast<double>(sum_scale(kX))), warp_max(max_abs)};
 }
 
-// The sum of ((x - mean32) * 2^-exponent)^2.
+// The sum of centring(x)^2: of eight as a tree in FP32, whose roundings are of as many signs as
+// sums; of these with two-sums.
 template <DType kX, int kInFlight>
 __device__ __forceinline__ double warp_span_squares(const uint16_t* x, uint32_t size,
                                                     const Centring& centring) {
-  return warp_sum_of<kX, kInFlight>(x, size, [&](float value) {
-    const float deviation = centring(value);
-    return mul_rn(deviation, deviation);
+  Sum32 sum;
+  for_each_eight<kX, kInFlight>(x, size, [&](const float(&values)[kVector], int count) {
+    float squares[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float deviation = i < count ? centring(values[i]) : 0.f;
+      squares[i] = mul_rn(deviation, deviation);
+    }
+    sum.add(tree_sum<kVector>(squares));
   });
+  return warp_sum(sum.value());
 }
 
 // The sum of a group's partial results by one warp, the same in every lane; the order depends on

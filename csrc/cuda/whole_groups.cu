@@ -32,9 +32,12 @@ __global__ void whole_groups(GroupRange range, uint32_t lanes) {
     const Normalisation normalisation =
         normalisation_of(moments.variance, moments.centre, range.eps);
 
+    // There may be more than 2^32 groups as small as that.
+    const auto in_sample =
+        static_cast<uint32_t>((range.first_in_sample + group) % range.num_groups);
     for (uint32_t row = lane / lanes; row < range.channels_per_group; row += kWarp / lanes) {
       const uint32_t offset = row * range.spatial_size;
-      const Affine affine = channel_affine(range, normalisation, range.first + group, row);
+      const Affine affine = RawParameters::load(range, in_sample, row).affine(range, normalisation);
       normalise_run<kX, kY, kActivation, kInFlight>(x + offset, y + offset, range.spatial_size,
                                                     normalisation.centring, affine, lane % lanes,
                                                     lanes);

@@ -57,6 +57,12 @@ at::Tensor run_fused(const Call& call, const Problem& problem, const Device& dev
 
   const char* kernel = "";
   const cudaError_t error = launch(plan, problem, arguments, stream, &kernel);
+  if (error == cudaErrorCooperativeLaunchTooLarge && !config && !forced_route()) {
+    TORCH_WARN_ONCE(call.name(),
+                    ": fewer multiprocessors than the GPU has are to be had (MPS, green ",
+                    "contexts): route two_pass takes the place of ring, with the same result");
+    return run_fused(call, problem, device, choose(problem, device, Route::kTwoPass), config);
+  }
   check_cuda(error, call.name(), ": launching kernel ", kernel);
   return y;
 }
@@ -72,16 +78,18 @@ at::Tensor run_cuda(const Call& call) {
   return run_fused(call, problem, device, plan, std::nullopt);
 }
 
-at::Tensor run_with_config(const Call& call, Route route, const Config& config, int blocks) {
+at::Tensor run_with_config(const Call& call, Route route, const Config& config, int64_t blocks) {
   TORCH_CHECK(is_candidate(route, config), "config is ", to_string(config),
               "; one of the candidates of ", to_string(route), " is wanted");
   const c10::cuda::CUDAGuard guard(call.x.device());
   const Device& device = cuda_device(call.x.device().index());
   const Problem problem = problem_of(call);
+  TORCH_CHECK(blocks >= 0 && blocks <= INT32_MAX, "blocks is ", blocks,
+              "; a number of blocks, or 0 for the usual one, is wanted");
   Plan plan = choose(problem, device, route);
   if (blocks > 0) {
-    plan.residence.cluster = blocks;
-    plan.ring.blocks = blocks;
+    plan.residence.cluster = static_cast<int>(blocks);
+    plan.ring = ring_of(plan.spans, static_cast<int>(blocks), device.shared_memory_per_block);
   }
   TORCH_CHECK(
       route != Route::kResident ||

@@ -47,8 +47,7 @@ at::Tensor with_config(const at::Tensor& x, int64_t num_groups, const OptionalTe
   const std::optional<Route> route = route_from_name(route_name);
   TORCH_CHECK(route.has_value(), "route is '", route_name, "'; a CUDA route is wanted");
   return run_with_config(call, *route,
-                         {static_cast<int>(threads), static_cast<int>(vectors_in_flight)},
-                         static_cast<int>(blocks));
+                         {static_cast<int>(threads), static_cast<int>(vectors_in_flight)}, blocks);
 }
 #endif
 

@@ -120,10 +120,15 @@ GNSILU_HD SpanMoments moments_of(const LaneSums& sums, double pivot, double size
 
 // Whether FP32 may have overflowed or lost squares to underflow: then the span is summed again,
 // scaled. From 2^-60 on, what 2^23 elements can lose below 2^-149 is out of sight even in FP64, so
-// that a power of two on x changes no bit. A constant span, which has no squares at all, cannot be
-// told from a tiny one.
+// that a power of two on x changes no bit. A span without squares may be constant or tiny.
 GNSILU_HD bool needs_scaling(const SpanMoments& moments) {
   return !(moments.squares >= 0x1p-60 && moments.squares <= 0x1p120);
+}
+
+// Whether a span without squares in FP32 is constant for certain: then no deviation reaches 2^-74,
+// and 16-bit values that differ, do so by more.
+GNSILU_HD bool is_constant(const SpanMoments& moments, DType x_dtype) {
+  return moments.squares == 0 && (x_dtype == DType::kFloat16 || fabs(moments.mean) >= 0x1p-60);
 }
 
 // The exponent by which a span with that largest |x| is scaled: then it is at most 4 (1 below

@@ -11,6 +11,8 @@ namespace gnsilu {
 constexpr int64_t kRingTile = 8192;   // elements of x, 16 KB: what moves through the ring
 constexpr int64_t kRingStage = 4096;  // elements of y, 8 KB: what leaves at once
 constexpr int kRingStages = 3;
+constexpr int kRingThreads = 768;
+constexpr int kRingMinSlots = 4;
 constexpr int kRingMaxSlots = 12;               // tiles that a block holds
 constexpr int64_t kRingMaxChannels = 64;        // a group, whose scales and shifts a block holds
 constexpr int64_t kRingStaticBytes = 10 << 10;  // at most: what the kernel declares besides
@@ -18,25 +20,42 @@ constexpr int64_t kRingStaticBytes = 10 << 10;  // at most: what the kernel decl
 struct Ring {
   int blocks = 0;  // one a multiprocessor; all run at once
   int slots = 0;   // tiles of x in a block's shared memory
+  int kept = 0;    // tiles of a group that a block keeps until they are applied
 };
 
 constexpr int64_t ring_bytes(int slots) {
   return 2 * (kRingTile * slots + kRingStage * kRingStages);
 }
 
-// The ring of a GPU with so many multiprocessors and bytes of shared memory a block.
-constexpr Ring ring_of(int sm_count, int64_t shared_memory_per_block) {
-  const int64_t room = shared_memory_per_block - kRingStaticBytes - ring_bytes(0);
-  const int64_t slots = room > 0 ? room / (2 * kRingTile) : 0;
-  return {sm_count, static_cast<int>(slots < kRingMaxSlots ? slots : kRingMaxSlots)};
+// Tiles of a group that a block has at most.
+constexpr int64_t ring_share(const Spans& spans, int blocks) {
+  return (spans.count + blocks - 1) / blocks * (spans.size / kRingTile);
 }
 
-// Whether the ring holds every block's share of a group, and the next span on its way: a tile is
-// given back only when its group is complete, so what does not fit would wait for ever.
+// Whether the slots hold a block's share of a group and one span more, on its way: then everything
+// is read once.
+constexpr bool is_read_once(const Spans& spans, const Ring& ring) {
+  return ring_share(spans, ring.blocks) + spans.size / kRingTile <= ring.slots;
+}
+
+// The ring for groups of these spans, on so many multiprocessors with so many bytes of shared
+// memory a block. What is kept waits for its group: two slots are left for what is not, and passes
+// by twice.
+constexpr Ring ring_of(const Spans& spans, int blocks, int64_t shared_memory_per_block) {
+  const int64_t room = shared_memory_per_block - kRingStaticBytes - ring_bytes(0);
+  const int64_t slots = room > 0 ? room / (2 * kRingTile) : 0;
+  Ring ring{blocks, static_cast<int>(slots < kRingMaxSlots ? slots : kRingMaxSlots), 0};
+  ring.kept = is_read_once(spans, ring) ? ring.slots : ring.slots - 2;
+  return ring;
+}
+
+// Whether the ring works. Who waits for a slot's next tile must know that the last one has come
+// (async_copy.cuh): a team waits 3 tiles ahead, of which as many are under way; those who sum look
+// over all tiles that are read again.
 constexpr bool fits_ring(const Spans& spans, const Ring& ring) {
-  if (ring.blocks < 1 || spans.size % kRingTile != 0) return false;
-  const int64_t share = (spans.count + ring.blocks - 1) / ring.blocks;
-  return (share + 1) * (spans.size / kRingTile) <= ring.slots;
+  if (ring.slots < kRingMinSlots || spans.size % kRingTile != 0) return false;
+  const int64_t again = ring_share(spans, ring.blocks) - ring.kept;
+  return again <= 0 || (ring.slots >= 2 * kRingStages && again < ring.slots);
 }
 
 }  // namespace gnsilu

@@ -113,22 +113,44 @@ TEST(Choose, SharesLargeGroupsAmongAllMultiprocessors) {
   EXPECT_EQ(choose(problem(1, 128, 2048 * 2048, 32), gpu()).route, Route::kTwoPass);
 }
 
-// What a block has of a group, and one span more, are in the ring at a time.
+// What a block has of a group, and one span more, are in the ring at a time; or it is read again.
 TEST(Choose, FillsTheRingWithNoMoreThanItHolds) {
+  int read_again = 0;
   for (int capability : {90, 100, 120}) {
     for (int sm_count = 1; sm_count <= 188; ++sm_count) {
       const Device device = gpu(capability, sm_count);
       for (int64_t spatial = 1 << 18; spatial <= 1 << 23; spatial += 8 * 12345) {
-        const Plan plan = choose(problem(1, 128, spatial, 32), device);
-        if (plan.route != Route::kRing) continue;
-        EXPECT_LE(ring_bytes(plan.ring.slots) + kRingStaticBytes, device.shared_memory_per_block);
-        EXPECT_LE(plan.ring.slots, kRingMaxSlots);
-        const int64_t share = (plan.spans.count + sm_count - 1) / sm_count;
-        EXPECT_LE((share + 1) * (plan.spans.size / kRingTile), plan.ring.slots);
+        const Problem p = problem(1, 128, spatial, 32);
+        Plan plan = choose(p, device);
+        if (plan.route == Route::kRing) {
+          EXPECT_EQ(plan.bytes_per_element, 4);
+          EXPECT_EQ(plan.ring.kept, plan.ring.slots);
+        }
+        try {
+          plan = choose(p, device, Route::kRing);
+        } catch (const std::invalid_argument&) {
+          continue;
+        }
+        const Ring& ring = plan.ring;
+        EXPECT_LE(ring_bytes(ring.slots) + kRingStaticBytes, device.shared_memory_per_block);
+        EXPECT_LE(ring.slots, kRingMaxSlots);
         EXPECT_EQ(plan.spans.size % kRingTile, 0);
+        const int64_t share =
+            (plan.spans.count + sm_count - 1) / sm_count * (plan.spans.size / kRingTile);
+        if (ring.kept == ring.slots) {
+          EXPECT_LE(share + plan.spans.size / kRingTile, ring.slots);
+          continue;
+        }
+        ++read_again;
+        EXPECT_EQ(ring.kept, ring.slots - 2);
+        EXPECT_LT(share - ring.kept, ring.slots);
+        if (share <= ring.kept) continue;
+        EXPECT_GT(plan.bytes_per_element, 4);
+        EXPECT_LT(plan.bytes_per_element, 6);
       }
     }
   }
+  EXPECT_GT(read_again, 100);
 }
 
 TEST(Choose, SaysWhyTheRingIsNotPossible) {

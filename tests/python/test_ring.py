@@ -95,6 +95,25 @@ def test_case_08_one_bad_element_spoils_its_group_alone(bad):
     assert same_bits(y[kept], clean[kept])
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    ("shape", "groups", "blocks"),
+    [
+        ((3, 8, 1448, 1456), 2, 66),  # of 17 MB: six tiles of 16 a block are read again
+        ((2, 4, 1000, 1000), 2, 14),  # eight of 18
+        ((5, 4, 1000, 904), 2, 13),  # of some blocks two more than of others
+        ((1, 4, 2048, 2048), 1, 0),
+    ],
+    ids=str,
+)
+def test_case_06_groups_that_are_read_again(shape, groups, blocks, dtype):
+    x = random_x(shape, dtype, GPU)
+    weight, bias = random_affine(shape[1], GPU)
+    arguments = (x, groups, weight, bias, 1e-6, None, True)
+    y = torch.ops.gnsilu._with_config(*arguments, "ring", 768, 8, blocks)
+    assert same_bits(y, torch.ops.gnsilu._with_config(*arguments, "two_pass", 128, 8, 0))
+
+
 def test_more_groups_than_the_workspace_holds():
     x = random_x((20, 32, 192, 192), BF16, GPU).repeat(22, 1, 1, 1)  # 1760 groups of 36 spans
     y, want = both(x, 4)
@@ -156,5 +175,8 @@ def test_fp32_results_take_another_route(monkeypatch):
     assert gnsilu.explain(x, 8).route == "ring"
     assert gnsilu.explain(x, 8, dtype=FP32).route == "two_pass"
     assert_exact(gnsilu.group_norm_silu(x, 8, dtype=FP32), x, 8)
-    with pytest.raises(RuntimeError, match="blocks is 1000"):
-        torch.ops.gnsilu._with_config(x, 8, None, None, 1e-6, None, True, "ring", 768, 8, 1000)
+    for blocks in (-1, 3, 1000, 2**32 + 66):
+        with pytest.raises(RuntimeError, match=f"blocks is {blocks}"):
+            torch.ops.gnsilu._with_config(
+                x, 8, None, None, 1e-6, None, True, "ring", 768, 8, blocks
+            )
