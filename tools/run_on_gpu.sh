@@ -2,20 +2,21 @@
 # Runs the GPU tests, the benchmarks and the demo from what tools/pack_for_gpu.sh collected.
 # Everything worth keeping lands in OUTPUT_FOLDER.
 #
-# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test speed exactness demo
+# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline demo
 #
 # The tests take longer than some machines give a command. They run on by themselves: this waits
-# for them PATIENCE seconds (540), and the same part, called again, waits on. Ends with status 3
+# for them PATIENCE seconds (540: less than the machine gives, or nothing is said at all), and the
+# same part, called again, waits on. Ends with status 3
 # where they are not ready. PYTEST_ADDOPTS is passed on.
 set -uo pipefail
 if [ $# -eq 0 ]; then
-  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test speed exactness demo" >&2
+  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline demo" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
 output=$1
 shift
-parts=${*:-test speed exactness demo}
+parts=${*:-test speed exactness roofline demo}
 mkdir -p "$output"
 export PYTHONUNBUFFERED=1
 wheels=/tmp/gnsilu-wheels
@@ -72,6 +73,9 @@ for part in $parts; do
     exactness)
       python3 benchmarks/exactness.py --output "$output" 2>&1 | tee "$output/exactness.log" ||
         status=1
+      ;;
+    roofline)
+      python3 benchmarks/roofline.py --output "$output" 2>&1 | tee "$output/roofline.log" || status=1
       ;;
     demo)
       python3 benchmarks/demo.py --output "$output/demo" >"$output/demo.log" 2>&1 || status=1
