@@ -147,18 +147,25 @@ struct RingSlot {
 };
 
 // In which order the tiles of a group come into the ring. What a block has beyond the tiles that it
-// can keep passes by twice: to be summed, and behind all that, to be applied.
+// can keep passes by twice: to be summed, and behind all that, to be applied. The teams take the
+// first tiles into registers and then wait for the group; what passes by has to be behind these and
+// before the others, or a tile that nobody can take yet would stand in its way.
 struct GroupTiles {
   uint32_t tiles;
   uint32_t kept;
 
   __device__ __forceinline__ GroupTiles(uint32_t all, const RingGrid& grid)
       : tiles(all), kept(min(all, grid.kept)) {}
-  // Read a second time.
+  // Kept, for the teams' registers.
+  __device__ __forceinline__ uint32_t first() const { return min(kept, uint32_t{kApplyTeams}); }
+  // Read again: as many behind the first.
   __device__ __forceinline__ uint32_t again() const { return tiles - kept; }
+  __device__ __forceinline__ bool is_kept(uint32_t i) const {
+    return i < first() || i >= first() + again();
+  }
   // Where the i-th tile to be applied lies, from the group's first on.
   __device__ __forceinline__ uint32_t applied(uint32_t i) const {
-    return i < kept ? i : i + again();
+    return i < first() ? i : i + again();
   }
 };
 

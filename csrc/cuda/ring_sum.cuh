@@ -59,14 +59,14 @@ __device__ __forceinline__ void load_tiles(const RingBlock& block) {
   TileLoader loader{block};
   for (Walk walk = Walk::begin(block.range); walk.in(block.grid);) {
     const GroupTiles group(walk.tiles_of_group(block.range, block.grid), block.grid);
-    Walk again = walk;  // to the first tile that is not kept
+    Walk again = walk;  // to the first tile that is read again
     for (uint32_t i = 0; i < group.tiles; ++i) {
-      if (i == group.kept) again = walk;
+      if (i == group.first()) again = walk;
       const bool is_last = i + 1 == group.tiles;
-      loader.load(walk, true, i < group.kept, is_last ? group.again() : 0);
+      loader.load(walk, true, group.is_kept(i), is_last ? group.again() : 0);
       walk.next_tile(block.range, block.grid);
     }
-    for (uint32_t i = group.kept; i < group.tiles; ++i) {
+    for (uint32_t i = 0; i < group.again(); ++i) {
       loader.load(again, false, true, 0);
       again.next_tile(block.range, block.grid);
     }

@@ -61,6 +61,8 @@ at::Tensor run_fused(const Call& call, const Problem& problem, const Device& dev
     TORCH_WARN_ONCE(call.name(),
                     ": fewer multiprocessors than the GPU has are to be had (MPS, green ",
                     "contexts): route two_pass takes the place of ring, with the same result");
+    y.reset();  // or there would be two
+    workspace.reset();
     return run_fused(call, problem, device, choose(problem, device, Route::kTwoPass), config);
   }
   check_cuda(error, call.name(), ": launching kernel ", kernel);

@@ -50,8 +50,9 @@ constexpr Ring ring_of(const Spans& spans, int blocks, int64_t shared_memory_per
 }
 
 // Whether the ring works. Who waits for a slot's next tile must know that the last one has come
-// (async_copy.cuh): a team waits 3 tiles ahead, of which as many are under way; those who sum look
-// over all tiles that are read again.
+// (async_copy.cuh). Of a group that is read once, a team knows it by its own tile's result. Where
+// tiles are read again, a team waits 3 tiles ahead, of which as many are under way, and those who
+// sum look over all that are read again.
 constexpr bool fits_ring(const Spans& spans, const Ring& ring) {
   if (ring.slots < kRingMinSlots || spans.size % kRingTile != 0) return false;
   const int64_t again = ring_share(spans, ring.blocks) - ring.kept;
