@@ -21,6 +21,7 @@ from gnsilu.introspection import (  # noqa: E402
     explain,
 )
 from gnsilu.module import GroupNormSiLU  # noqa: E402
+from gnsilu.patching import PatchReport, Site, patch, unpatch  # noqa: E402
 
 __version__ = build_info().version
 
@@ -29,9 +30,13 @@ __all__ = [
     "Explanation",
     "GroupNormSiLU",
     "LaunchConfig",
+    "PatchReport",
+    "Site",
     "build_info",
     "explain",
     "group_norm",
     "group_norm_silu",
     "library_path",
+    "patch",
+    "unpatch",
 ]
