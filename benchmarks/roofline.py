@@ -18,7 +18,6 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,17 +65,16 @@ def run_once(name: str) -> None:
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def rows_of(text: str) -> Iterator[dict[str, str]]:
+def rows_of(text: str) -> list[dict[str, str]]:
     """ncu's table, which follows lines of its own; its second line names the units."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
-    return iter(rows[1:])
+    return list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))[1:]
 
 
 def count_of(text: str) -> tuple[Count, float]:
     """What ncu printed of one call, and the clock in Hz."""
-    rows = list(rows_of(text))
+    rows = rows_of(text)
     if not rows:
         raise ValueError(f"ncu shows no kernel:\n{text[-1000:]}")
     sums = {

@@ -1,5 +1,6 @@
-// Bulk copies between global and shared memory, and the barriers that count them: compute
-// capability 9.0 and above. Instructions as in the PTX ISA, chapters mbarrier and cp.async.bulk.
+// Copies between global and shared memory that no register waits for. From compute capability 8.0
+// on by the vector; from 9.0 on in bulk, with barriers that count them. Instructions as in the PTX
+// ISA, chapters cp.async, cp.async.bulk and mbarrier.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,8 @@
 namespace gnsilu {
 
 // Nobody asks more often: an error of ours, or a GPU that stopped half of the grid, then ends the
-// launch with an error instead of hanging the GPU. A look takes 0.1 us and more: minutes.
+// launch with an error instead of hanging the GPU. A look takes 30 ns (H200, a barrier) to 1 us
+// (global memory): half a minute and more.
 constexpr uint32_t kMostLooks = 1u << 30;
 
 __device__ __forceinline__ void count_look(uint32_t& looks) {
@@ -16,6 +18,16 @@ __device__ __forceinline__ void count_look(uint32_t& looks) {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes, both addresses aligned to them; then until all that this thread began are there.
+__device__ __forceinline__ void copy_vector(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+}
+__device__ __forceinline__ void wait_for_vectors() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // A barrier in shared memory. Its phase ends when `count` arrivals and all announced bytes came;
@@ -42,7 +54,7 @@ struct Barrier {
         "r"(bytes)
         : "memory");
   }
-  // Sleeps meanwhile, for a while.
+  // Waits some 50 clocks (H200), no longer.
   __device__ __forceinline__ bool has_ended(uint32_t parity) {
     uint32_t ended;
     asm volatile(

@@ -12,7 +12,7 @@ namespace gnsilu {
 
 constexpr uint64_t kAbsent = ~uint64_t{0};  // a NaN that no arithmetic gives
 
-// Between two looks, in nanoseconds: who looks takes issue slots from those who work.
+// Between two looks, in nanoseconds: they need not take what others issue, or load memory.
 constexpr unsigned kPause = 40;
 
 __device__ __forceinline__ uint64_t load_word(const uint64_t* from) {

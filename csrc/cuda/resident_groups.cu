@@ -9,6 +9,7 @@
 // an element (6 to FP32).
 #include <cooperative_groups.h>
 
+#include "async_copy.cuh"
 #include "dispatch.h"
 #include "kernels.h"
 #include "normalise.cuh"
@@ -36,10 +37,7 @@ __device__ __forceinline__ void fetch_span(uint16_t* shared, const uint16_t* x, 
     uint4* const to = reinterpret_cast<uint4*>(shared + kVector * v);
 #if __CUDA_ARCH__ >= 800
     if (width == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                       static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                   "l"(x + kVector * v)
-                   : "memory");
+      copy_vector(to, x + kVector * v);
       continue;
     }
 #endif
@@ -52,7 +50,7 @@ __device__ __forceinline__ void fetch_span(uint16_t* shared, const uint16_t* x, 
 // Until this thread's parts of its spans are there; then for the warp.
 __device__ __forceinline__ void await_spans() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  wait_for_vectors();
 #endif
   __syncwarp();
 }

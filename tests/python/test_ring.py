@@ -16,7 +16,7 @@ GPU = torch.device("cuda")
 
 # Groups of 0.5 to 21 MB.
 SHAPES = [
-    ((1, 2, 512, 520), 1),  # two spans more than blocks have in flight
+    ((1, 2, 512, 520), 1),  # fewer spans than blocks
     ((1, 2, 1024, 1024), 1),  # one group, which nothing overlaps
     ((2, 64, 300, 200), 8),  # tiles of two rows, the last of a group cut short
     ((1, 16, 187, 187), 2),  # odd rows: vectors of two channels
@@ -170,13 +170,13 @@ def test_what_it_cannot_serve_is_refused_with_the_reason(make, reason, monkeypat
             function(x, 8)
 
 
-def test_fp32_results_take_another_route(monkeypatch):
+def test_fp32_results_take_another_route():
     x = random_x((1, 8, 1024, 1024), FP16, GPU)
     assert gnsilu.explain(x, 8).route == "ring"
     assert gnsilu.explain(x, 8, dtype=FP32).route == "two_pass"
     assert_exact(gnsilu.group_norm_silu(x, 8, dtype=FP32), x, 8)
     for blocks in (-1, 3, 1000, 2**32 + 66):
-        with pytest.raises(RuntimeError, match=f"blocks is {blocks}"):
+        with pytest.raises(RuntimeError, match=f"blocks is {blocks};"):
             torch.ops.gnsilu._with_config(
                 x, 8, None, None, 1e-6, None, True, "ring", 768, 8, blocks
             )
