@@ -2,9 +2,11 @@
 
     python benchmarks/readme_tables.py benchmarks/results/speed_h200.json
     python benchmarks/readme_tables.py benchmarks/results/exactness_h200.json
+    python benchmarks/readme_tables.py benchmarks/results/roofline_h200.json
 
 The first fills README.md's table of speed and draws docs/speed.png and docs/bandwidth.png, the
-second fills docs/exactness.md and README.md's table of exactness, and draws docs/exactness.png.
+second fills docs/exactness.md and README.md's table of exactness, and draws docs/exactness.png, the
+third fills the table in docs/design.md and draws docs/roofline.png.
 With --check and no file: whether the tables are those of the files that they name.
 """
 
@@ -169,6 +171,41 @@ def hard(figures: dict[str, Any]) -> str:
     return table([*headings, "its worst y", "the same x in FP32: its worst y"], rows)
 
 
+# -------------------------------------------------------------------------------- docs/design.md
+
+
+def roofline(figures: dict[str, Any]) -> str:
+    """What each route issues and moves, and of both how much of what the GPU can in that time."""
+    elements = math.prod(figures["shape"])
+    copy = figures["counts"]["copy_kernel"]
+    rows = []
+    for name, count in figures["counts"].items():
+        issued = count["instructions"] / (count["seconds"] * figures["issue_per_second"])
+        moved = count["bytes"] / count["seconds"] / (copy["bytes"] / copy["seconds"])
+        rows.append(
+            [
+                "a copy" if name == "copy_kernel" else f"`{name}`",
+                f"{32 * count['instructions'] / elements:.1f}",
+                f"{count['bytes'] / elements:.2f}",
+                f"{1e6 * count['seconds']:.0f} us",
+                f"{100 * issued:.0f} %",
+                f"{100 * moved:.0f} %",
+            ]
+        )
+    headings = ["", "instructions an element", "bytes an element", "time"]
+    shape = "x".join(map(str, figures["shape"]))
+    return (
+        table([*headings, "of all instructions", "of a copy's bytes a second"], rows)
+        + f"\n\nAt {shape}, BF16."
+    )
+
+
+def draw_roofline(figures: dict[str, Any]) -> None:
+    from roofline import save_roofline
+
+    save_roofline(figures, ROOT / "docs" / "roofline.png")
+
+
 def draw_histograms(figures: dict[str, Any]) -> None:
     import measure  # noqa: F401  (makes the tests' folder known)
     from pictures import save_histograms
@@ -227,11 +264,14 @@ EXACTNESS = Document(
     {"short": in_short, "inputs": by_input, "hard": hard},
     draw_histograms,
 )
-DOCUMENTS = (SPEED, IN_SHORT, EXACTNESS)
+ROOFLINE = Document(
+    ROOT / "docs" / "design.md", "roofline.py", {"roofline": roofline}, draw_roofline
+)
+DOCUMENTS = (SPEED, IN_SHORT, EXACTNESS, ROOFLINE)
 
 
 def documents_of(figures: dict[str, Any]) -> list[Document]:
-    script = "speed.py" if figures.get("kind") == "speed" else "exactness.py"
+    script = f"{figures.get('kind', 'exactness')}.py"
     return [document for document in DOCUMENTS if document.script == script]
 
 

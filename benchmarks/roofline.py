@@ -136,11 +136,19 @@ def save_roofline(figures: dict[str, Any], path: Path) -> None:
     issue = figures["issue_per_second"]
     bandwidth = counts["copy_kernel"].bytes / counts["copy_kernel"].seconds
     _, axes = plt.subplots(figsize=(9, 6))
-    reach = [0.02, 4.0]  # instructions a byte
-    roof = [min(issue, bandwidth * x) for x in (reach[0], issue / bandwidth, reach[1])]
-    axes.plot([reach[0], issue / bandwidth, reach[1]], roof, color="#000000", linewidth=1.5)
-    axes.annotate("memory, at a copy's speed", (reach[0], roof[0]), fontsize=9, rotation=35)
-    axes.annotate("instructions issued", (reach[1], issue), fontsize=9, ha="right", va="bottom")
+    ridge = issue / bandwidth
+    reach = [0.6 * counts["copy_kernel"].intensity, 4 * ridge]  # instructions a byte
+    roof = [min(issue, bandwidth * x) for x in (reach[0], ridge, reach[1])]
+    axes.plot([reach[0], ridge, reach[1]], roof, color="#000000", linewidth=1.5)
+    memory = (reach[0] * ridge) ** 0.5  # half way
+    axes.annotate(
+        "what memory allows, at a copy's speed ",
+        (memory, bandwidth * memory),
+        fontsize=9,
+        ha="right",
+        va="bottom",
+    )
+    axes.annotate("all that is issued", (reach[1], issue), fontsize=9, ha="right", va="bottom")
     for name, count in counts.items():
         style = STYLES.get(name, {"color": "#000000", "marker": "o"})
         label = "a copy" if name == "copy_kernel" else name
