@@ -101,22 +101,23 @@ def unet(**settings):
     )  # fmt: skip
 
 
-def noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(5))
+def noise(*shape: int, seed: int = 5) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def run(model, dtype=torch.float32, samples=1):
+def run(model, dtype=torch.float32, samples=1, seed=5):
     """The output for random input."""
     if isinstance(model, diffusers.UNet2DConditionModel):
-        x, states = noise(samples, 4, 16, 16).to(dtype), noise(samples, 5, 8).to(dtype)
+        states = noise(samples, 5, 8, seed=seed).to(dtype)
+        x = noise(samples, 4, 16, 16, seed=seed).to(dtype)
         return model(x, torch.tensor(3), states).sample
     if isinstance(model, diffusers.AutoencoderKL):
-        return model(noise(samples, 3, 32, 32).to(dtype)).sample
+        return model(noise(samples, 3, 32, 32, seed=seed).to(dtype)).sample
     if isinstance(model, diffusers.AutoencoderKLTemporalDecoder):
-        return model(noise(4, 3, 16, 16).to(dtype), num_frames=2).sample
+        return model(noise(4, 3, 16, 16, seed=seed).to(dtype), num_frames=2).sample
     if isinstance(model, diffusers.AutoencoderKLAllegro):  # encodes in tiles only
-        return model.decoder(noise(1, 4, 1, 4, 4).to(dtype))
-    latents = model.encode(noise(1, 3, 5, 32, 32).to(dtype)).latent_dist.mode()
+        return model.decoder(noise(1, 4, 1, 4, 4, seed=seed).to(dtype))
+    latents = model.encode(noise(1, 3, 5, 32, 32, seed=seed).to(dtype)).latent_dist.mode()
     return model.decode(latents).sample
 
 
@@ -255,17 +256,30 @@ def test_unpatching_restores_everything(make):
     ],
 )
 def test_16_bit_outputs_are_no_further_from_fp32(make, dtype):
+    """The convolutions round as much in both, but not the same: one input may come out either way,
+    many together tell."""
     model = make()
-    with torch.no_grad():
-        exact = run(model, samples=2)
-        half = model.to(dtype)
-        plain = (run(half, dtype, samples=2).float() - exact).abs()
-        gnsilu.patch(half)
-        patched = (run(half, dtype, samples=2).float() - exact).abs()
-    assert patched.dtype == torch.float32 and 0 < plain.max() < 0.1 * exact.abs().max()
-    # Of what the convolutions round there is as much in both, but not the same.
-    assert patched.mean() <= 1.03 * plain.mean()
+
+    def outputs(dtype):
+        with torch.no_grad():
+            return torch.stack([fused_part(model, dtype, seed).float() for seed in range(6)])
+
+    exact = outputs(torch.float32)
+    model.to(dtype)
+    plain = (outputs(dtype) - exact).abs()
+    gnsilu.patch(model)
+    patched = (outputs(dtype) - exact).abs()
+    assert 0 < plain.mean() < 0.1 * exact.abs().mean()
+    assert patched.mean() <= 1.02 * plain.mean()
     assert patched.max() <= 1.25 * plain.max()
+
+
+def fused_part(model, dtype, seed):
+    """The output of as much of the model as patch() changes."""
+    if isinstance(model, diffusers.AutoencoderKLCogVideoX):  # the decoder's norms are spatial
+        x = noise(2, 3, 5, 32, 32, seed=seed).to(dtype)
+        return model.encode(x).latent_dist.mode()
+    return run(model, dtype, samples=2, seed=seed)
 
 
 def test_autocast():
