@@ -26,7 +26,7 @@ INSTALLED ?=
 GTEST_DIR ?= $(if $(INSTALLED),,$(build)/tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu-test gpu-pending lint format clean
+.PHONY: help demo test wheel test-wheel gpu-test gpu-pending lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,20 @@ test: ## C++ and Python tests; those that need a GPU are skipped without one
 	@$(setup) test demo
 	$(venv)/bin/ctest --test-dir $(build) --output-on-failure --no-tests=error
 	GNSILU_CPP_TESTS=$(abspath $(build)/tests) $(run) -m pytest -ra --cases tests/python
+
+# Built in the folder of `make test`, so that only what changed is compiled; any torch but TORCH's
+# minor version refuses it.
+wheel: ## a wheel for this Python and this torch, into dist/
+	@$(setup) test
+	GNSILU_BUILD_DIR=$(build) GNSILU_BUILD_TESTS=ON \
+	  $(run) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+test-wheel: wheel ## the Python tests against that wheel, in a fresh environment
+	rm -rf build/wheel-venv
+	$(run) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip install --quiet torch==$(TORCH) pytest hypothesis numpy \
+	  "$$(ls -t dist/gnsilu-*.whl | head -n 1)"
+	GNSILU_CPP_TESTS=$(abspath $(build)/tests) build/wheel-venv/bin/python -m pytest -ra tests/python
 
 gpu-test: ## every test on a GPU, memory checkers too; writes tests/gpu_record.json
 	@$(if $(INSTALLED),,$(setup) test demo)

@@ -22,14 +22,18 @@ if int(setuptools.__version__.split(".")[0]) < 77:
     )
 
 
+def torch_minor() -> str | None:
+    """Of the torch that is built for, such as "2.11"; None where none is installed."""
+    try:
+        return ".".join(importlib.metadata.version("torch").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return None  # CMake finds it nevertheless, or says what to do
+
+
 def build_folder() -> Path:
     """Kept between builds, one for each interpreter and torch, so that a rebuild is incremental."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "-unknown"  # CMake finds it nevertheless, or says what to do
-    minor = ".".join(torch.split(".")[:2])
-    default = f"build/{sys.implementation.cache_tag}{sys.abiflags}-torch{minor}"
+    torch = torch_minor() or "-unknown"
+    default = f"build/{sys.implementation.cache_tag}{sys.abiflags}-torch{torch}"
     return ROOT / os.environ.get("GNSILU_BUILD_DIR", default)
 
 
@@ -83,8 +87,14 @@ class CMakeBuild(build_ext):
             sys.exit(f"gnsilu: '{' '.join(command)}' ended with status {status}")
 
 
+# What is built serves one minor version of torch: name and requirements of the wheel say which.
+# Sources serve all.
+built_for = None if "sdist" in sys.argv else torch_minor()
+
 # The extension has no sources of setuptools' own: it marks the wheel as one for this platform.
 setuptools.setup(
     ext_modules=[setuptools.Extension("gnsilu._C", sources=[])],
     cmdclass={"build": Build, "build_ext": CMakeBuild},
+    install_requires=[f"torch=={built_for}.*" if built_for else "torch>=2.8", "rich"],
+    options={"egg_info": {"tag_build": f"+torch{built_for}" if built_for else ""}},
 )

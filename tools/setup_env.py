@@ -216,7 +216,7 @@ class Environment:
 
 
 def project_requirements(environment: Environment) -> dict[str, list[str]]:
-    """The lists in pyproject.toml, under "build", "run" and the names of the extras."""
+    """The lists in pyproject.toml, under "build" and the names of the extras."""
     # Python 3.10 has no TOML reader of its own, pip has.
     text = environment.ask(
         "import json\n"
@@ -225,7 +225,7 @@ def project_requirements(environment: Environment) -> dict[str, list[str]]:
         f"data = tomllib.loads(open({str(ROOT / 'pyproject.toml')!r}, encoding='utf-8').read())\n"
         "project = data['project']\n"
         "print(json.dumps({'build': data['build-system']['requires'],\n"
-        "    'run': project['dependencies'], **project['optional-dependencies']}))"
+        "    **project['optional-dependencies']}))"
     )
     return dict(json.loads(text))
 
@@ -309,7 +309,7 @@ def install_gnsilu(environment: Environment, build: str) -> None:
         return
     say("building and installing gnsilu, with its C++ tests")
     environment.pip(
-        *("install", "--verbose", "--no-build-isolation", "--no-deps", "."),
+        *("install", "--verbose", "--no-build-isolation", "."),
         "--config-settings=--global-option=--quiet",  # CMake's lines without setuptools' own
         GNSILU_BUILD_TESTS="ON",
         GNSILU_BUILD_DIR=build,
@@ -328,7 +328,7 @@ def set_up(options: argparse.Namespace) -> None:
     why = f"torch {options.torch} (some GB, this takes a while)"
     environment.install("torch", torch, why, quiet=False)
     lists = project_requirements(environment)
-    environment.install("tools", lists["build"] + lists["run"] + torch, "build tools")
+    environment.install("tools", lists["build"] + torch, "build tools")
     for extra in options.extras:
         environment.install(extra, lists[extra] + torch, f"what '{extra}' needs")
     if options.extras != ["lint"]:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import gnsilu
@@ -164,13 +165,33 @@ def test_torch_2_14_needs_cxx20() -> None:
 
 def test_case_52_build_info() -> None:
     info = gnsilu.build_info()
-    assert info.version == gnsilu.__version__ == importlib.metadata.version("gnsilu")
+    assert info.version == gnsilu.__version__
     assert info.torch == torch.__version__
     assert re.match(r"(GNU|Clang|AppleClang) \d+\.\d+", info.compiler)
     for fact in (info.version, info.torch, info.compiler):
         assert fact in str(info)
     with pytest.raises(dataclasses.FrozenInstanceError):
         info.version = "2"  # type: ignore[misc]
+
+
+def test_the_package_asks_for_the_torch_that_it_was_built_for() -> None:
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert importlib.metadata.version("gnsilu") == f"{gnsilu.__version__}+torch{minor}"
+    assert f"torch=={minor}.*" in (importlib.metadata.requires("gnsilu") or [])
+
+
+@pytest.mark.skipif(
+    int(importlib.metadata.version("setuptools").split(".")[0]) < 77,
+    reason="setup.py needs setuptools 77 or newer",
+)
+def test_sources_ask_for_any_torch(tmp_path: Path) -> None:
+    command = ["setup.py", "-q", "egg_info", "--egg-base", tmp_path, "sdist", "-d", tmp_path]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("gnsilu-*.tar.gz")
+    assert archive.name == f"gnsilu-{gnsilu.__version__}.tar.gz"
+    with tarfile.open(archive) as file:
+        about = file.extractfile(f"gnsilu-{gnsilu.__version__}/PKG-INFO")
+        assert about is not None and "Requires-Dist: torch>=2.8" in about.read().decode()
 
 
 def test_case_52_build_info_of_the_kernels() -> None:
