@@ -1,5 +1,5 @@
 # The C++ tests: each tests/cpp/*_test.cpp is a GoogleTest program over the core, without torch or
-# a GPU; op_program.cpp is an ordinary C++ program that links libtorch and the op library.
+# a GPU; the *_program.cpp are ordinary C++ programs that link libtorch and the op library.
 include(GoogleTest)
 set(tests_folder ${CMAKE_BINARY_DIR}/tests)
 
@@ -12,16 +12,17 @@ foreach(source IN LISTS test_sources)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST)
 endforeach()
 
-if(EXISTS ${CMAKE_SOURCE_DIR}/tests/cpp/op_program.cpp)
-  add_executable(op_program tests/cpp/op_program.cpp)
-  set_target_properties(op_program PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${tests_folder})
-  target_link_libraries(op_program PRIVATE gnsilu_options gnsilu::torch gnsilu_ops)
+# The second runs what tests/python/test_aot_inductor.py makes.
+foreach(name IN ITEMS op_program aoti_program)
+  add_executable(${name} tests/cpp/${name}.cpp)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${tests_folder})
+  target_link_libraries(${name} PRIVATE gnsilu_options gnsilu::torch gnsilu_ops)
   if(NOT APPLE)
-    # It calls the op through the dispatcher: no symbol of the library is named.
-    target_link_options(op_program PRIVATE -Wl,--no-as-needed)
+    # They call the op through the dispatcher: no symbol of the library is named.
+    target_link_options(${name} PRIVATE -Wl,--no-as-needed)
   endif()
   if(GNSILU_WITH_CUDA)
-    target_link_libraries(op_program PRIVATE torch_cuda c10_cuda)
+    target_link_libraries(${name} PRIVATE torch_cuda c10_cuda)
   endif()
-  add_test(NAME op_program COMMAND op_program)
-endif()
+endforeach()
+add_test(NAME op_program COMMAND op_program)

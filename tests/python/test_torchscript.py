@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-from pathlib import Path
 
 import gnsilu
 import pytest
 import torch
 from inputs import BF16, random_x
 from processes import run_python
+from programs import run_program, save_tensors
 from reference import assert_exact
 from torch import Tensor
 
@@ -132,30 +130,10 @@ def test_case_35_saved_modules_run_where_only_the_op_library_is_loaded(tmp_path,
         assert same(y, wanted) if isinstance(wanted, list) else same([y], [wanted])
 
 
-class Holder(torch.nn.Module):
-    """Carries a tensor to a C++ program in TorchScript's format."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("tensor", tensor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 def test_case_35_saved_module_runs_in_a_cpp_program(tmp_path):
-    folder = os.environ.get("GNSILU_CPP_TESTS")
-    program = Path(folder) / "op_program" if folder else None
-    if program is None or not program.exists():
-        pytest.skip("GNSILU_CPP_TESTS does not name the folder of the built C++ programs")
     module = gnsilu.GroupNormSiLU(4, 8, dtype=torch.float16).eval()
     x = example(torch.device("cpu"))
     torch.jit.script(module).save(str(tmp_path / "module.pt"))
     with torch.no_grad():
-        for name, tensor in (("x.pt", x), ("want.pt", module(x))):
-            torch.jit.script(Holder(tensor)).save(str(tmp_path / name))
-    files = [str(tmp_path / name) for name in ("module.pt", "x.pt", "want.pt")]
-    # The program may have been built elsewhere: tell it where the libraries lie.
-    folders = [Path(torch.__file__).parent / "lib", Path(gnsilu.library_path()).parent]
-    libraries = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
-    subprocess.run([str(program), *files], check=True, env=os.environ | libraries, timeout=60)
+        save_tensors(tmp_path, x=x, want=module(x))
+    run_program("op_program", *(tmp_path / name for name in ("module.pt", "x.pt", "want.pt")))

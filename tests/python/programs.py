@@ -1,0 +1,41 @@
+"""The C++ programs of tests/cpp, and how tensors reach them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import gnsilu
+import pytest
+import torch
+from torch import Tensor
+
+
+class Holder(torch.nn.Module):
+    """Carries a tensor in TorchScript's format."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("tensor", tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def save_tensors(folder: Path, **tensors: Tensor) -> None:
+    """Each as folder/name.pt, for a program to load."""
+    for name, tensor in tensors.items():
+        torch.jit.script(Holder(tensor)).save(str(folder / f"{name}.pt"))
+
+
+def run_program(name: str, *arguments: str | Path) -> None:
+    """Runs a built program, which fails where it ends with another status than 0."""
+    folder = os.environ.get("GNSILU_CPP_TESTS")
+    program = Path(folder) / name if folder else None
+    if program is None or not program.exists():
+        pytest.skip("GNSILU_CPP_TESTS does not name the folder of the built C++ programs")
+    # It may have been built elsewhere: tell it where the libraries lie.
+    folders = [Path(torch.__file__).parent / "lib", Path(gnsilu.library_path()).parent]
+    libraries = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    subprocess.run([program, *arguments], check=True, env=os.environ | libraries, timeout=60)
