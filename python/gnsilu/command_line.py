@@ -1,4 +1,4 @@
-"""The command line: `python -m gnsilu cache` and `python -m gnsilu info`."""
+"""The command line: `python -m gnsilu info`, `doctor` and `cache`."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ from rich.table import Table
 
 import gnsilu
 from gnsilu import _C
+from gnsilu.doctor import examine
 
 # Activations that image decoders and UNets normalise: (N, C, H, W), 32 groups.
 TYPICAL_SHAPES = (
@@ -46,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     cache.set_defaults(run=_cache)
     info = commands.add_parser("info", help="show the build, the GPUs and the routes they take")
     info.set_defaults(run=_info)
+    doctor = commands.add_parser("doctor", help="say what works here, and what mends the rest")
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
@@ -109,6 +112,17 @@ def _entry_table(contents: _C.TunerFileContents) -> Table:
         )
         table.add_row(*map(escape, cells))
     return table
+
+
+def _doctor(_: argparse.Namespace, console: Console) -> int:
+    """1 where something is broken."""
+    broken = False
+    for finding in examine():
+        _say(console, f"{finding.state:<8} {finding.what}")
+        if finding.mend:
+            _say(console, f"{'':<8}   to mend: {finding.mend}")
+        broken |= finding.state == "broken"
+    return int(broken)
 
 
 def _info(_: argparse.Namespace, console: Console) -> int:
