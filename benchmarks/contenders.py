@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import gnsilu
-import measure  # makes the tests' folder known
+import tests_folder  # noqa: F401
 import torch
 import torch.nn.functional as F
+from gnsilu.timing import Variant
 from reference import pytorch_fp32
 from torch import Tensor
 
@@ -168,7 +169,7 @@ class Case:
         weight, bias = torch.randn(2, x.shape[1], device=x.device, generator=generator)
         return cls(x, weight, bias)
 
-    def bound(self, contender: Contender, dtype: torch.dtype = torch.float32) -> measure.Variant:
+    def bound(self, contender: Contender, dtype: torch.dtype = torch.float32) -> Variant:
         """A function of x alone, with these parameters in dtype."""
         weight, bias = self.weight.to(dtype), self.bias.to(dtype)
         return lambda x: contender(x, weight, bias)

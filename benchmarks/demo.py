@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from measure import Environment
+    from gnsilu.timing import Environment
     from rich.console import Console
     from sites import SiteResult
 
@@ -197,7 +197,7 @@ def main() -> int:
         print(f"The demo needs {' and '.join(missing)}. Install with: {command}", file=sys.stderr)
         return 1
     import torch
-    from measure import environment
+    from gnsilu.timing import environment
     from rich.console import Console
     from sites import FALLBACK_ONLY
 

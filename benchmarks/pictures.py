@@ -12,10 +12,10 @@ import matplotlib
 
 matplotlib.use("Agg")  # a picture file, no window
 import matplotlib.pyplot as plt
+from gnsilu.timing import Environment
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
-from measure import Environment
 from sites import SiteResult, short_name
 
 # Told apart by colour-blind eyes and in grey.

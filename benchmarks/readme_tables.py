@@ -207,7 +207,7 @@ def draw_roofline(figures: dict[str, Any]) -> None:
 
 
 def draw_histograms(figures: dict[str, Any]) -> None:
-    import measure  # noqa: F401  (makes the tests' folder known)
+    import tests_folder  # noqa: F401
     from pictures import save_histograms
 
     save_histograms(figures, ROOT / "docs" / "exactness.png")

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from contenders import LARGE, ROUTES, Case, default, route, why_not_through
-from measure import COPIES, Environment, environment
+from gnsilu.timing import COPIES, Environment, environment
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
 BYTES = "dram__bytes.sum"

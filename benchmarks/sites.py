@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import gnsilu
+import tests_folder  # noqa: F401
 import torch
 import torch.nn.functional as F
-from measure import Timing, cpu_times, device_times
+from gnsilu.timing import Timing, cpu_times, device_times
 from reference import Comparison, errors_of_each
 from torch import Tensor, nn
 

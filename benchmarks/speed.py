@@ -40,7 +40,7 @@ from contenders import (
     why_not_through,
 )
 from distributions import normal
-from measure import COPIES, Timing, Variant, device_times, environment, host_times
+from gnsilu.timing import COPIES, Timing, Variant, device_times, environment, host_times
 from rich.console import Console
 from targets import HEADINGS, MIB, Row, Verdict, host_of_clone, is_small, judge, ratio, ruler
 

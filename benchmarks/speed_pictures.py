@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from gnsilu.timing import Environment
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from measure import Environment
 from pictures import GNSILU, PYTORCH, plt, save_figure, scale_by_logarithm
 from targets import Row, ratio, ruler
 

@@ -1,7 +1,8 @@
-"""The command line: `python -m gnsilu info`, `doctor` and `cache`."""
+"""The command line: `python -m gnsilu info`, `doctor`, `bench` and `cache`."""
 
 import argparse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -10,19 +11,9 @@ from rich.table import Table
 
 import gnsilu
 from gnsilu import _C
+from gnsilu.bench import GROUPS, SHAPES, TITLES, Row, measured, save_picture
 from gnsilu.doctor import examine
-
-# Activations that image decoders and UNets normalise: (N, C, H, W), 32 groups.
-TYPICAL_SHAPES = (
-    (2, 1280, 8, 8),
-    (2, 640, 32, 32),
-    (1, 512, 64, 64),
-    (1, 512, 128, 128),
-    (1, 512, 256, 256),
-    (1, 256, 512, 512),
-    (1, 128, 1024, 1024),
-)
-NUM_GROUPS = 32
+from gnsilu.timing import environment
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     doctor = commands.add_parser("doctor", help="say what works here, and what mends the rest")
     doctor.set_defaults(run=_doctor)
+    bench = commands.add_parser("bench", help="time typical shapes beside a copy and PyTorch")
+    bench.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    bench.add_argument("--device", type=torch.device, help="by default the GPU, else the CPU")
+    bench.add_argument("--compile", action="store_true", help="torch.compile, too: slower to start")
+    bench.add_argument("--picture", type=Path, metavar="FILE.png", help="draw one, by matplotlib")
+    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -125,6 +122,40 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     return int(broken)
 
 
+def _bench(options: argparse.Namespace, console: Console) -> int:
+    device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    caption = str(environment(device))
+    caches = ", cold L2" if device.type == "cuda" else ""
+    _say(console, f"{caption}; {options.dtype}, {GROUPS} groups{caches}")
+    rows: list[Row] = []
+    for found in measured(device, getattr(torch, options.dtype), options.compile):
+        if isinstance(found, str):
+            _say(console, found)
+            continue
+        rows.append(found)
+        line = f"{found.shape}: {found.times['gnsilu'].median:.1f} µs, {found.route}"
+        console.print(line, end="\r" if console.is_terminal else "\n", markup=False)
+    if not rows:
+        return 1
+    console.print(_bench_table(rows))
+    if options.picture is not None and not save_picture(rows, caption, options.picture):
+        _say(console, "No picture: pip install matplotlib")
+        return 1
+    return 0
+
+
+def _bench_table(rows: list[Row]) -> Table:
+    table = Table()
+    headings = [TITLES[name] for name in rows[0].times]
+    for heading in ("shape", "route", "copy, µs", *headings, "faster than autocast"):
+        table.add_column(heading)
+    for row in rows:
+        ratios = [f"x{row.of_copy(name):.2f}" for name in row.times]
+        copy, speedup = f"{row.copy.median:.1f}", f"x{row.speedup:.1f}"
+        table.add_row(str(row.shape), row.route, copy, *ratios, speedup)
+    return table
+
+
 def _info(_: argparse.Namespace, console: Console) -> int:
     _say(console, str(gnsilu.build_info()))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -151,12 +182,10 @@ def _info(_: argparse.Namespace, console: Console) -> int:
 
 
 def _route_table(title: str, rows: Iterator[tuple[str, str]]) -> Table:
-    table = Table(
-        title=f"{title}: bfloat16, {NUM_GROUPS} groups, no gradient", title_justify="left"
-    )
+    table = Table(title=f"{title}: bfloat16, {GROUPS} groups, no gradient", title_justify="left")
     for heading in ("shape", "route", "reason"):
         table.add_column(heading)
-    for shape, (route, reason) in zip(TYPICAL_SHAPES, rows, strict=True):
+    for shape, (route, reason) in zip(SHAPES, rows, strict=True):
         table.add_row(str(shape), escape(route), escape(reason))
     return table
 
@@ -171,12 +200,12 @@ def _choices() -> Iterator[tuple[str, str]]:
         driver_version=0,
         shared_memory_per_block=232448,
     )
-    for samples, channels, height, width in TYPICAL_SHAPES:
+    for samples, channels, height, width in SHAPES:
         problem = _C.Problem(
             samples=samples,
             channels=channels,
             spatial_size=height * width,
-            num_groups=NUM_GROUPS,
+            num_groups=GROUPS,
             on_cuda=True,
         )
         plan = _C.choose(problem, device)
@@ -185,11 +214,11 @@ def _choices() -> Iterator[tuple[str, str]]:
 
 def _explanations(device: torch.device) -> Iterator[tuple[str, str]]:
     """Route and reason of the typical shapes on a GPU that is there."""
-    for shape in TYPICAL_SHAPES:
+    for shape in SHAPES:
         try:
             x = torch.empty(shape, dtype=torch.bfloat16, device=device)
         except torch.OutOfMemoryError:
             yield "-", "not enough free memory for x"
             continue
-        explanation = gnsilu.explain(x, NUM_GROUPS)
+        explanation = gnsilu.explain(x, GROUPS)
         yield str(explanation.route), explanation.reason

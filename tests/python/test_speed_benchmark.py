@@ -127,7 +127,7 @@ def test_small_shapes_are_judged_against_pytorch_and_host_and_memory_too():
 
 
 def test_samples_are_interleaved_and_those_of_slow_ones_fewer():
-    from measure import MAX_SAMPLES, MIN_SAMPLES, interleaved, samples_of
+    from gnsilu.timing import MAX_SAMPLES, MIN_SAMPLES, interleaved, samples_of
 
     samples = samples_of({"fast": 0.001, "slow": 0.0199, "slowest": 0.5}, 1.2)
     assert samples == {"fast": MAX_SAMPLES, "slow": 20, "slowest": MIN_SAMPLES}
@@ -139,7 +139,7 @@ def test_samples_are_interleaved_and_those_of_slow_ones_fewer():
 
 
 def test_device_time_is_that_of_a_call_of_each_graph(monkeypatch):
-    import measure
+    from gnsilu import timing
 
     clock = [0.0]  # ms
 
@@ -157,15 +157,15 @@ def test_device_time_is_that_of_a_call_of_each_graph(monkeypatch):
             return end.at - self.at
 
     for name, value in {
-        "_events": lambda: (Event(), Event()), "_capture": graph,
+        "_event": Event, "_capture": graph,
         "_rough_us": lambda variant, x: 1000 * variant(x), "rotating_inputs": lambda x: [x, x],
     }.items():  # fmt: skip
-        monkeypatch.setattr(measure, name, value)
+        monkeypatch.setattr(timing, name, value)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     milliseconds = {"fast": 0.01, "slow": 3.0, "slowest": 500.0}
     variants = {name: lambda _, ms=ms: ms for name, ms in milliseconds.items()}
-    times = measure.device_times(variants, torch.zeros(1), budget_s=0.3)
+    times = timing.device_times(variants, torch.zeros(1), budget_s=0.3)
     for name, ms in milliseconds.items():
         assert times[name].median == pytest.approx(1000 * ms), name
     # Replays of 40, 2 and 2 calls share the budget.
@@ -174,7 +174,7 @@ def test_device_time_is_that_of_a_call_of_each_graph(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(1, 3, 33, 33), (2, 1280, 8, 8), (1, 2, 3, 4, 5)])
 def test_the_kernel_copies_every_bit_of_any_size(shape):
-    from measure import copy_kernel
+    from gnsilu.timing import copy_kernel
 
     x = torch.randn(shape).bfloat16()
     y = copy_kernel(x)
@@ -229,7 +229,7 @@ def test_shapes_are_those_that_speed_is_judged_at():
 def invented_gpu(monkeypatch):
     """speed.main() on the CPU: the shapes are small, and what a GPU says is invented."""
     import speed
-    from measure import Environment, Timing
+    from gnsilu.timing import Environment, Timing
 
     def times(variants, x, *_, **__):
         return {name: Timing(2.0 + i, 1.9 + i, 2.2 + i, 7) for i, name in enumerate(variants)}
@@ -363,7 +363,7 @@ def test_readme_table_is_filled_from_the_figures(monkeypatch, tmp_path):
 
 
 def test_environment_names_the_file():
-    from measure import Environment
+    from gnsilu.timing import Environment
 
     assert Environment(**H200).short_device == "h200"
     assert Environment(**{**H200, "device": "NVIDIA GeForce RTX 4090"}).short_device == (

@@ -12,19 +12,18 @@ import platform
 import re
 import statistics
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# The tests' reference and comparer serve the scripts of this folder too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
+from gnsilu.introspection import build_info
 
 Variant = Callable[[Tensor], Tensor]
 
@@ -69,20 +68,24 @@ class Timing:
 # -------------------------------------------------------------------------------- device time
 
 
-def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return 1000.0 * float(start.elapsed_time(end))
 
 
 def _rough_us(variant: Variant, x: Tensor) -> float:
     """One warm call, host time included: only to size the graphs."""
     for _ in range(3):
         variant(x)
-    start, end = _events()
+    start, end = _event(), _event()
     start.record()
     variant(x)
     end.record()
     end.synchronize()
-    return 1000.0 * start.elapsed_time(end)
+    return _microseconds(start, end)
 
 
 def rotating_inputs(x: Tensor) -> list[Tensor]:
@@ -92,7 +95,9 @@ def rotating_inputs(x: Tensor) -> list[Tensor]:
     return [x] + [x.clone() for _ in range(count - 1)]
 
 
-def _capture(variant: Variant, inputs: list[Tensor], launches: int, pool: object) -> object:
+def _capture(
+    variant: Variant, inputs: list[Tensor], launches: int, pool: Any
+) -> torch.cuda.CUDAGraph:
     """A graph of that many calls over the inputs in turn.
 
     As many outputs are held as there are inputs, so that the writes are as cold as the reads.
@@ -143,11 +148,11 @@ def device_times(
     def replay(name: str) -> Callable[[], float]:
         """Queues one; the function that is returned gives its microseconds a call, when done."""
         graph, launches = graphs[name]
-        start, end = _events()
+        start, end = _event(), _event()
         start.record()
         graph.replay()
         end.record()
-        return lambda: 1000.0 * start.elapsed_time(end) / launches
+        return lambda: _microseconds(start, end) / launches
 
     for name in graphs:
         replay(name)  # uploads the graph
@@ -252,14 +257,12 @@ def _driver() -> str:
 
 
 def environment(device: torch.device) -> Environment:
-    import gnsilu
-
     on_gpu = device.type == "cuda"
     return Environment(
         device=torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
         driver=_driver() if on_gpu else "",
         cuda=(torch.version.cuda or "") if on_gpu else "",
         torch=torch.__version__,
-        gnsilu=gnsilu.build_info().version,
+        gnsilu=build_info().version,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     )
