@@ -108,6 +108,8 @@ def _kind(value: object) -> str:
 def _whole(name: str, value: SupportsIndex | SupportsFloat) -> int:
     if isinstance(value, float):
         number = value
+    elif type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return int(bool(value))  # numpy warns, or raises, where one is an index
     else:
         try:
             return _int64(name, operator.index(value))  # type: ignore[arg-type]
@@ -125,7 +127,7 @@ def _int64(name: str, value: int) -> int:
 
 
 def _real(name: str, value: SupportsIndex | SupportsFloat) -> float:
-    if isinstance(value, str | bytes | bytearray):
+    if isinstance(value, (str, bytes, bytearray)):  # no union: torch.compile of 2.8 knows none
         raise TypeError(f"{name} is the string {value!r}; a number is wanted")
     if isinstance(value, Tensor) and value.is_complex():
         raise TypeError(f"{name} is a complex tensor; a real number is wanted")
