@@ -2,7 +2,7 @@
 # Runs the GPU tests, the benchmarks and the demo from what tools/pack_for_gpu.sh collected.
 # Everything worth keeping lands in OUTPUT_FOLDER.
 #
-# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline demo
+# usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline decode demo
 #
 # The tests take longer than some machines give a command. They run on by themselves: this waits
 # for them PATIENCE seconds (540: less than the machine gives, or nothing is said at all), and the
@@ -10,13 +10,13 @@
 # where they are not ready. PYTEST_ADDOPTS is passed on.
 set -uo pipefail
 if [ $# -eq 0 ]; then
-  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline demo" >&2
+  echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline decode demo" >&2
   exit 2
 fi
 cd "$(dirname "$0")/.."
 output=$1
 shift
-parts=${*:-test speed exactness roofline demo}
+parts=${*:-test speed exactness roofline decode demo}
 mkdir -p "$output"
 export PYTHONUNBUFFERED=1
 wheels=/tmp/gnsilu-wheels
@@ -76,6 +76,9 @@ for part in $parts; do
       ;;
     roofline)
       python3 benchmarks/roofline.py --output "$output" 2>&1 | tee "$output/roofline.log" || status=1
+      ;;
+    decode)
+      python3 benchmarks/decode.py --output "$output" 2>&1 | tee "$output/decode.log" || status=1
       ;;
     demo)
       python3 benchmarks/demo.py --output "$output/demo" >"$output/demo.log" 2>&1 || status=1
