@@ -4,10 +4,9 @@
 #
 # usage: tools/run_on_gpu.sh OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline decode demo
 #
-# The tests take longer than some machines give a command. They run on by themselves: this waits
-# for them PATIENCE seconds (540: less than the machine gives, or nothing is said at all), and the
-# same part, called again, waits on. Ends with status 3
-# where they are not ready. PYTEST_ADDOPTS is passed on.
+# The tests run on by themselves, for machines that end a command after some minutes: this waits for
+# them PATIENCE seconds (540), and the same part, called again, waits on. Ends with status 3 where
+# they are not ready. PYTEST_ADDOPTS is passed on.
 set -uo pipefail
 if [ $# -eq 0 ]; then
   echo "usage: $0 OUTPUT_FOLDER [PART...]    parts: test speed exactness roofline decode demo" >&2

@@ -106,11 +106,16 @@ at::Tensor affine_of_nothing(at::Tensor x, const std::optional<at::Tensor>& weig
 
 }  // namespace
 
-at::Tensor decomposed(const Call& call) {
+namespace {
+
+// One expression of PyTorch's operators, computed in `type`. Sizes may be symbolic.
+at::Tensor decomposed(const Call& call, at::ScalarType type) {
   const WithoutAutocast without_autocast;
-  const at::ScalarType type = compute_dtype(call);
-  const std::optional<at::Tensor> weight = as_type(call.weight, type);
-  const std::optional<at::Tensor> bias = as_type(call.bias, type);
+  const auto parameter = [&](const std::optional<at::Tensor>& tensor) {
+    return as_type(as_type(tensor, compute_dtype(call)),
+                   type);  // FP64 counts as FP32, as elsewhere
+  };
+  const std::optional<at::Tensor> weight = parameter(call.weight), bias = parameter(call.bias);
   at::Tensor y = call.x.to(type);
   if (call.x.sym_numel() == 0) {
     y = affine_of_nothing(y, weight, bias);
@@ -121,9 +126,26 @@ at::Tensor decomposed(const Call& call) {
   return y.to(call.result_dtype());
 }
 
+// y in a format, dimensions of size 1 included: where it has two formats at once, contiguous()
+// would leave their strides as they are.
+at::Tensor in_format(const at::Tensor& y, at::MemoryFormat format) {
+  if (y.dim() == 4 || y.dim() == 5) {
+    const auto last =
+        y.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+    if (y.is_contiguous() && y.is_contiguous(last)) return y.clone(format);
+  }
+  return y.contiguous(format);
+}
+
+}  // namespace
+
 at::Tensor differentiable(const Call& call) {
   // PyTorch's group_norm does not always keep x's memory format.
-  return decomposed(call).contiguous(call.result_memory_format());
+  return in_format(decomposed(call, compute_dtype(call)), call.result_memory_format());
+}
+
+at::Tensor vmapped(const Call& call) {
+  return decomposed(call, call.x.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
 }
 
 at::Tensor fallback(const Call& call) {

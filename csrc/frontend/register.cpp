@@ -63,11 +63,14 @@ at::Tensor meta(const at::Tensor& x, int64_t num_groups, const OptionalTensor& w
 
 // vmap: by decomposition into PyTorch's operators, which have batching rules.
 template <Activation kActivation>
-at::Tensor vmapped(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
-                   const OptionalTensor& bias, double eps, OptionalType dtype) {
+at::Tensor under_vmap(const at::Tensor& x, int64_t num_groups, const OptionalTensor& weight,
+                      const OptionalTensor& bias, double eps, OptionalType dtype) {
   const Call call{x, num_groups, weight, bias, eps, dtype, kActivation};
   check(call);
-  return decomposed(call);
+  const std::optional<Route> route = forced_route();
+  TORCH_CHECK(!route.has_value() || *route == Route::kFallback, call.name(), ": GNSILU_ROUTE is '",
+              to_string(*route), "', but under vmap PyTorch's operators serve the call");
+  return vmapped(call);
 }
 
 // With a gradient to carry the op becomes PyTorch's differentiable operators; without, it goes on
@@ -151,8 +154,8 @@ TORCH_LIBRARY_IMPL(gnsilu, Meta, m) {
 }
 
 TORCH_LIBRARY_IMPL(gnsilu, FuncTorchBatched, m) {
-  m.impl("group_norm_silu", &vmapped<Activation::kSilu>);
-  m.impl("group_norm", &vmapped<Activation::kNone>);
+  m.impl("group_norm_silu", &under_vmap<Activation::kSilu>);
+  m.impl("group_norm", &under_vmap<Activation::kNone>);
 }
 
 TORCH_LIBRARY_IMPL(gnsilu, Autograd, m) {

@@ -12,7 +12,7 @@ from rich.table import Table
 import gnsilu
 from gnsilu import _C
 from gnsilu.bench import GROUPS, SHAPES, TITLES, Row, measured, save_picture
-from gnsilu.doctor import examine
+from gnsilu.doctor import cache_fault, examine
 from gnsilu.timing import environment
 
 
@@ -81,7 +81,9 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
         elif not contents.fault:
             _say(console, "No entries.")
     if not files:
-        _say(console, "Empty: nothing has been tuned.")
+        reason = cache_fault(directory)
+        kept = f"None can be kept there: {reason}." if reason else "Empty: nothing has been tuned."
+        _say(console, kept)
     return 0
 
 
@@ -216,9 +218,12 @@ def _explanations(device: torch.device) -> Iterator[tuple[str, str]]:
     """Route and reason of the typical shapes on a GPU that is there."""
     for shape in SHAPES:
         try:
-            x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+            explanation = gnsilu.explain(
+                torch.empty(shape, dtype=torch.bfloat16, device=device), GROUPS
+            )
         except torch.OutOfMemoryError:
             yield "-", "not enough free memory for x"
-            continue
-        explanation = gnsilu.explain(x, GROUPS)
-        yield str(explanation.route), explanation.reason
+        except RuntimeError as error:  # GNSILU_ROUTE names one that cannot serve this shape
+            yield "-", str(error).splitlines()[0]
+        else:
+            yield explanation.route, explanation.reason

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -157,17 +158,25 @@ def _cache() -> Finding:
     if folder is None:
         what = "No home folder and no GNSILU_CACHE_DIR: each process tunes anew."
         return Finding("limited", what, mend)
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        what = f"The tuner cannot write to {folder} ({error.strerror}): each process tunes anew."
+    if fault := cache_fault(folder):
+        what = f"The tuner cannot write to {folder} ({fault}): each process tunes anew."
         return Finding("limited", what, mend)
     faults = [_C.read_tuner_file(path).fault for path in _C.tuner_files(folder)]
     if any(faults):
         what = f"A file of the tuner is ignored: {next(filter(None, faults))}."
         return Finding("limited", what, "python -m gnsilu cache --clear")
     return Finding("works", f"The tuner keeps its results in {folder}.")
+
+
+def cache_fault(folder: Path) -> str | None:
+    """Why the tuner cannot keep its files in that folder, which need not exist yet."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)

@@ -49,6 +49,7 @@ def group_norm_silu(
 
     Raises:
         TypeError: an argument is of a wrong Python type, or num_groups is not whole.
+        ValueError: num_groups is no 64-bit number.
         RuntimeError: a wrong shape, type, device or value; the message names the argument.
         torch.OutOfMemoryError: no memory for the result; nothing is half written.
     """

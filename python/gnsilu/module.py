@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.fx
 from torch import Tensor, nn
 
-from gnsilu.functional import _real, _whole, group_norm_silu
+from gnsilu.functional import _kind, _real, _whole, group_norm_silu
 
 # torch.fx keeps the call whole, as it does nn.GroupNorm.
 torch.fx.wrap("group_norm_silu")
@@ -27,7 +29,8 @@ class GroupNormSiLU(nn.Module):
         device: of the parameters.
 
     Raises:
-        ValueError: num_groups does not divide num_channels.
+        ValueError: num_groups does not divide num_channels, eps is negative or not finite, or dtype
+            is none that a result can have.
     """
 
     __constants__ = ("num_groups", "num_channels", "eps", "affine")
@@ -46,14 +49,21 @@ class GroupNormSiLU(nn.Module):
             _whole("num_groups", num_groups),
             _whole("num_channels", num_channels),
         )
-        if num_groups < 1 or num_channels % num_groups != 0:
+        if num_groups < 1 or num_channels < 0 or num_channels % num_groups != 0:
             raise ValueError(
                 f"num_groups is {num_groups}, num_channels {num_channels}; a divisor of the "
                 "number of channels is wanted"
             )
+        eps = _real("eps", eps)
+        if not (math.isfinite(eps) and eps >= 0):
+            raise ValueError(f"eps is {eps}; a finite number, 0 or more, is wanted")
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype is {_kind(dtype)}; a torch.dtype or None is wanted")
+        if dtype not in (None, torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            raise ValueError(f"dtype is {dtype}; bfloat16, float16 or float32 is wanted")
         self.num_groups = num_groups
         self.num_channels = num_channels
-        self.eps = _real("eps", eps)
+        self.eps = eps
         self.affine = affine
         self.dtype = dtype
         ones = torch.ones(num_channels, device=device) if affine else None

@@ -204,7 +204,8 @@ class Analysis:
             argument = node.args[0] if self._is_activation(node) else None
             if isinstance(argument, ast.Call) and (call := self._norm_call(argument)):
                 call.activations.append(node)
-                self._read(argument.args[0], env, argument)
+                for part in (*argument.args, *argument.keywords):
+                    self._read(part, env, argument)
                 return
             if isinstance(argument, ast.Name) and not self._opaque:
                 self._activate(argument.id, node, env)

@@ -12,7 +12,8 @@ meets is dispatched through Python, and it learns of a second reader only when t
 fused call. The source tells all readers beforehand, and what runs then is an ordinary method.
 
 The fused call makes sure that both modules still are what they were (other classes, hooks, a
-replaced forward) and else calls them. TorchScript takes the operator as it is.
+replaced forward) and else calls them. TorchScript, whose code looks at nothing, refuses to compile
+what has changed.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeGuard
 
 import torch
 import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
 from gnsilu.functional import _kind, group_norm_silu
@@ -95,6 +97,8 @@ def patch(model: nn.Module) -> PatchReport:
 
     Raises:
         TypeError: model is no module, or a TorchScript module, whose code is fixed.
+        RuntimeError: a class was derived from one that an earlier call made, by a parametrisation
+            or by FSDP for instance.
     """
     _check(model)
     parents = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
@@ -124,6 +128,7 @@ def unpatch(model: nn.Module) -> None:
 
     Raises:
         TypeError: model is no module, or a TorchScript module.
+        RuntimeError: a class was derived from a patched one since; nothing is undone then.
     """
     _check(model)
     for module in model.modules():
@@ -140,11 +145,27 @@ def _check(model: nn.Module) -> None:
             "model is a TorchScript module; a torch.nn.Module is wanted: patch before scripting or "
             "tracing"
         )
+    for name, module in model.named_modules():
+        cls = type(module)
+        if any("_gnsilu_patched_from" in vars(base) for base in cls.__mro__[1:]):
+            raise RuntimeError(
+                f"model{'.' if name else ''}{name}: its class, {cls.__name__}, is derived from the "
+                "patched one (it was parametrised, or sharded, since): undo that first"
+            )
 
 
 def _own_class(module: nn.Module) -> type[nn.Module]:
     cls: type[nn.Module] = vars(type(module)).get("_gnsilu_patched_from", type(module))
     return cls
+
+
+def _children(parent: nn.Module, sequential: bool) -> dict[str, nn.Module]:
+    """By name; in a Sequential children are known by their places."""
+    return {
+        str(place) if sequential else name: child
+        for place, (name, child) in enumerate(parent._modules.items())
+        if child is not None
+    }
 
 
 def _examine(
@@ -153,12 +174,7 @@ def _examine(
     """Of each GroupNorm that is a child, whether it is fused, and why; and the class for parent."""
     cls = _own_class(parent)
     sequential = cls.forward is nn.Sequential.forward
-    # In a Sequential children are known by their places.
-    children = {
-        str(place) if sequential else name: child
-        for place, (name, child) in enumerate(parent._modules.items())
-        if child is not None
-    }
+    children = _children(parent, sequential)
     norms = {name: child for name, child in children.items() if isinstance(child, nn.GroupNorm)}
     verdicts = {
         name: (False, problem) for name, norm in norms.items() if (problem := _problem(norm, uses))
@@ -279,11 +295,16 @@ def _patched_class(recipe: Recipe) -> type[nn.Module]:
             return (_new, (recipe,), *reduced[2:])
         return reduced
 
+    def prepare(self: nn.Module) -> nn.Module:
+        _check_unchanged(self, recipe)
+        return self
+
     namespace = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
+        "__prepare_scriptable__": prepare,  # torch.jit.script calls it
         "_gnsilu_patched_from": cls,
         "forward": rewritten(cls.forward, tree, helpers),
     }
@@ -299,17 +320,27 @@ def _new(recipe: Recipe) -> nn.Module:
     return patched.__new__(patched)
 
 
+def _check_unchanged(module: nn.Module, recipe: Recipe) -> None:
+    """A scripted forward has no fused call that would look at its modules each time."""
+    children = _children(module, recipe.length is not None)
+    values = {**module.__dict__, **children}
+    changed = [name for name in recipe.norms if not _is_group_norm(children.get(name))]
+    changed += [name for name in recipe.activations if not _is_silu(values.get(name))]
+    if recipe.length is not None and len(children) != recipe.length:
+        changed.append("number of children")
+    if changed:
+        raise RuntimeError(
+            f"{type(module).__name__}: {', '.join(sorted(changed))} changed since gnsilu.patch; "
+            "patch again before scripting"
+        )
+
+
 # What a patched forward calls
 
 
 def _call(norm: nn.Module, activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """activation(norm(x)), fused where both still are what they were when they were patched."""
-    if not (
-        isinstance(norm, nn.GroupNorm)
-        and _has_forward_of(norm, nn.GroupNorm)
-        and not _has_hooks(norm)
-        and _is_silu(activation)
-    ):
+    if not (_is_group_norm(norm) and _is_silu(activation)) or _has_global_hooks():
         return activation(norm(x))
     return _fused(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
 
@@ -325,6 +356,19 @@ def _fused(
     if half and device not in ("cpu", "meta") and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     return group_norm_silu(x, num_groups, weight, bias, eps, dtype)
+
+
+def _is_group_norm(value: object) -> TypeGuard[nn.GroupNorm]:
+    return (
+        isinstance(value, nn.GroupNorm)
+        and _has_forward_of(value, nn.GroupNorm)
+        and not _has_hooks(value)
+    )
+
+
+def _has_global_hooks() -> bool:
+    """register_module_forward_hook and the like, for all modules."""
+    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def _is_silu(value: object) -> bool:

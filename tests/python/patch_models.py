@@ -203,6 +203,15 @@ class Called(Block):
         return y + self.act(self.norm2(x))
 
 
+class CalledWithin(Block):
+    """By keyword, and unpacked, as SiLU's argument."""
+
+    def forward(self, x):
+        h = self.act(self.norm(input=x))
+        arguments = {"input": h}
+        return self.act(self.norm2(**arguments))
+
+
 class TwoReaders(Block):
     def forward(self, x):
         h = self.norm(x)

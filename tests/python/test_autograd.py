@@ -149,6 +149,41 @@ def test_vmap_and_functional_transforms(device):
     torch.testing.assert_close(grad, leaf.grad)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_vmap_is_as_exact_as_a_plain_call(scale, device):
+    x = (torch.randn(4, 2, 8, 16, 16, device=device) * scale + scale).to(torch.bfloat16)
+    weight, bias = torch.randn(2, 8, device=device)
+    y = torch.vmap(lambda t: gnsilu.group_norm_silu(t, 2, weight, bias, 1e-5, torch.float16))(x)
+    assert y.dtype == torch.float16
+    for i in range(4):
+        assert_exact(y[i], x[i], 2, weight, bias)
+
+
+def test_a_forced_route_under_vmap(monkeypatch):
+    x = torch.randn(2, 2, 4, 3)
+    for name, words in (("ring", "under vmap PyTorch's operators serve"), ("bogus", "is wanted")):
+        monkeypatch.setenv("GNSILU_ROUTE", name)
+        with pytest.raises(RuntimeError, match=words):
+            torch.vmap(lambda t: gnsilu.group_norm_silu(t, 2))(x)
+    monkeypatch.setenv("GNSILU_ROUTE", "fallback")
+    torch.vmap(lambda t: gnsilu.group_norm_silu(t, 2))(x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((2, 1, 2, 1, 1), (4, 1, 2, 1, 1)),
+        ((2, 1, 5, 6), (30, 7, 6, 1)),
+        ((2, 3, 1, 1), (3, 1, 7, 5)),
+        ((1, 2, 3, 1, 1), (9, 1, 2, 2, 2)),
+    ],
+)
+def test_ambiguous_layouts_are_the_same_with_and_without_grad(shape, strides, device):
+    x = torch.empty_strided(shape, strides, device=device).normal_()
+    plain = gnsilu.group_norm_silu(x, 1)
+    assert gnsilu.group_norm_silu(x.requires_grad_(), 1).stride() == plain.stride()
+
+
 def test_result_layout_is_the_same_with_and_without_grad(device):
     x = torch.randn(2, 8, 6, 5, device=device).contiguous(memory_format=torch.channels_last)
     plain = gnsilu.group_norm_silu(x, 4)

@@ -65,6 +65,22 @@ def test_an_empty_cache(run, folder):
     assert run("cache", "--clear") == (0, f"Cache folder: {folder}\nNothing to remove.\n")
 
 
+def test_a_cache_that_cannot_be(run, monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for place in (file, file / "cache"):
+        monkeypatch.setenv("GNSILU_CACHE_DIR", str(place))
+        status, output = run("cache")
+        assert status == 0 and f"None can be kept there: {file} is no folder." in output
+
+
+def test_info_names_a_forced_route_that_cannot_serve(monkeypatch):
+    monkeypatch.setenv("GNSILU_ROUTE", "ring")
+    rows = list(command_line._explanations(torch.device("cpu")))
+    assert len(rows) == len(command_line.SHAPES)
+    assert all(route == "-" and "GNSILU_ROUTE" in reason for route, reason in rows)
+
+
 def test_the_cache_shows_its_entries(run, folder):
     path = _C.tuner_file_path(folder, GPU)
     assert _C.write_tuner_entry(path, entry(10)) == ""

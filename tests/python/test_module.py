@@ -158,3 +158,18 @@ def test_numbers_of_other_types():
 def test_repr():
     module = gnsilu.GroupNormSiLU(4, 16, dtype=BF16)
     assert repr(module) == "GroupNormSiLU(4, 16, eps=1e-05, affine=True, dtype=torch.bfloat16)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"num_groups": 2, "num_channels": -8}, ValueError, "num_channels -8"),
+        ({"eps": -1}, ValueError, "eps is -1.0"),
+        ({"eps": math.nan}, ValueError, "eps is nan"),
+        ({"dtype": "half"}, TypeError, "dtype is a str"),
+        ({"dtype": torch.int32}, ValueError, "dtype is torch.int32"),
+    ],
+)
+def test_bad_settings(arguments, error, words):
+    with pytest.raises(error, match=words):
+        gnsilu.GroupNormSiLU(**{"num_groups": 4, "num_channels": 16, **arguments})

@@ -109,6 +109,11 @@ BOTH = ("norm", "norm2")
         ),
         (models.Called(), ("norm2",), {"norm": "called as `self.norm(input=x)`"}),
         (
+            models.CalledWithin(),
+            (),
+            {"norm": "called as `self.norm(input=x)`", "norm2": "called as `self.norm2(**arg"},
+        ),
+        (
             models.TwoReaders(),
             (),
             {"norm": "SiLU reads its result more", "norm2": "+ self.norm2(b)`"},
@@ -292,6 +297,34 @@ def test_what_is_changed_after_patching_is_respected():
     both(lambda m: setattr(m, "act", nn.GELU()))
     both(lambda m: setattr(m, "norm", nn.Identity()))
     both(lambda m: hook(m))
+
+
+def test_hooks_for_all_modules_are_respected():
+    model = models.Nested()
+    gnsilu.patch(model)
+    hooks = torch.nn.modules.module
+    with hooks.register_module_forward_hook(
+        lambda module, _, y: 3 * y if isinstance(module, nn.GroupNorm) else y
+    ):
+        tripled = model(inputs())
+        gnsilu.unpatch(model)
+        assert torch.equal(tripled, model(inputs()))
+    gnsilu.patch(model)
+    assert not torch.allclose(tripled, model(inputs()), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("function", [gnsilu.patch, gnsilu.unpatch])
+def test_a_class_derived_from_a_patched_one_is_named(function):
+    model = nn.Sequential(models.Nested())
+    gnsilu.patch(model)
+    model[0].extra = nn.Parameter(torch.ones(2))
+    nn.utils.parametrize.register_parametrization(model[0], "extra", nn.Identity())
+    patched = {name: type(module) for name, module in model.named_modules()}
+    with pytest.raises(RuntimeError, match=r"model\.0: its class, ParametrizedNested, is derived"):
+        function(model)
+    assert patched == {name: type(module) for name, module in model.named_modules()}
+    nn.utils.parametrize.remove_parametrizations(model[0], "extra")
+    function(model)
 
 
 def test_gradients_are_those_of_the_unpatched_model():

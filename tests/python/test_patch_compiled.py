@@ -43,6 +43,41 @@ def patched(model: nn.Module) -> tuple[nn.Module, Tensor]:
     return model, wanted
 
 
+def replace_activation(model):
+    model[1] = nn.ReLU()
+
+
+def doubled(self, x, y):
+    # type: (Tuple[Tensor], Tensor) -> Tensor
+    return 2 * y
+
+
+def hook_the_norm(model):
+    model[0].register_forward_hook(doubled)
+
+
+def lengthen(model):
+    model.append(nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (replace_activation, "Sequential: 1 changed"),
+        (hook_the_norm, "Sequential: 0 changed"),
+        (lengthen, "Sequential: number of children changed"),
+    ],
+)
+def test_what_changed_since_is_not_scripted(change, what):
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.GroupNorm(2, 4), nn.SiLU()))
+    gnsilu.patch(model)
+    change(model[1])
+    with pytest.raises(RuntimeError, match=what):
+        torch.jit.script(model)
+    gnsilu.patch(model)
+    torch.testing.assert_close(torch.jit.script(model)(X), model(X))
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_scripted(affine):
     model = Scriptable(affine).eval()
