@@ -26,7 +26,7 @@ INSTALLED ?=
 GTEST_DIR ?= $(if $(INSTALLED),,$(build)/tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test wheel test-wheel gpu-test gpu-pending lint format clean
+.PHONY: help demo test test-diffusers wheel test-wheel gpu-test gpu-pending lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,13 @@ test: ## C++ and Python tests; those that need a GPU are skipped without one
 	@$(setup) test demo
 	$(venv)/bin/ctest --test-dir $(build) --output-on-failure --no-tests=error
 	GNSILU_CPP_TESTS=$(abspath $(build)/tests) $(run) -m pytest -ra --cases tests/python
+
+DIFFUSERS ?= 0.35.2
+test-diffusers: ## gnsilu.patch on the models of another diffusers: DIFFUSERS=0.35.2
+	@$(setup) test demo
+	$(run) -m pip install --quiet --no-deps --upgrade --target build/diffusers-$(DIFFUSERS) \
+	  diffusers==$(DIFFUSERS)
+	PYTHONPATH=build/diffusers-$(DIFFUSERS) $(run) -m pytest -ra tests/python/test_patch_diffusers.py
 
 # Built in the folder of `make test`, so that only what changed is compiled; any torch but TORCH's
 # minor version refuses it.

@@ -7,6 +7,8 @@ import hashlib
 import io
 import math
 import pickle
+import subprocess
+import sys
 
 import gnsilu
 import pytest
@@ -173,3 +175,35 @@ def test_repr():
 def test_bad_settings(arguments, error, words):
     with pytest.raises(error, match=words):
         gnsilu.GroupNormSiLU(**{"num_groups": 4, "num_channels": 16, **arguments})
+
+
+# What two processes compute of one batch, each of its half, is what one computes of all of it.
+DISTRIBUTED = """
+import os, sys
+import gnsilu, torch
+from torch import nn
+rank = int(sys.argv[1])
+store = torch.distributed.FileStore(sys.argv[2], 2)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(4, 8, 3), gnsilu.GroupNormSiLU(2, 8), nn.Conv2d(8, 4, 3))
+parallel = nn.parallel.DistributedDataParallel(model)
+x = torch.randn(4, 4, 9, 9)
+parallel(x[2 * rank : 2 * rank + 2]).square().mean().backward()
+found = [parameter.grad for parameter in model.parameters()]
+wanted = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+for f, w in zip(found, wanted, strict=True):
+    torch.testing.assert_close(f, w)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_distributed_data_parallel(tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    command = [sys.executable, "-c", DISTRIBUTED]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")]) for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
