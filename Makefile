@@ -29,7 +29,7 @@ GTEST_DIR ?= $(if $(INSTALLED),,$(build)/tests)
 .PHONY: help demo test test-diffusers wheel test-wheel gpu-test gpu-pending lint format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' Makefile
 
 demo: ## run an image autoencoder's GroupNorm + SiLU sites on a photograph; pictures into demo/
 	@$(setup) test demo
