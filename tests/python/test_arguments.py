@@ -257,7 +257,7 @@ def test_case_36_compiled_without_graph_breaks(kind):
     def check(name: str, function, arguments: tuple[object, object], want: torch.Tensor) -> None:
         try:
             y = function(x, *arguments)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:  # 2.15 asserts on a bool of numpy's
             assert kind not in ("int", "float", "True") and name in str(error)
         else:
             assert torch.equal(y, want)

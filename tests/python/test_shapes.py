@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import gnsilu
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import BF16, FP16, FP32, HALVES, random_affine, random_x
@@ -127,7 +126,6 @@ def test_case_21_empty_inputs_give_empty_results(shape, routed_device):
         for function in (gnsilu.group_norm_silu, gnsilu.group_norm):
             y = function(x, 32, dtype=FP16)
             assert (y.shape, y.dtype, y.device) == (x.shape, FP16, x.device)
-    assert y.shape == F.group_norm(torch.empty(shape), 32).shape
 
 
 @pytest.mark.parametrize("shape", EMPTY, ids=str)
