@@ -57,6 +57,16 @@ def test_case_34_opcheck_of_the_fallback_on_a_gpu(case, monkeypatch):
     torch.library.opcheck(OP, sample_arguments("cuda")[case])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("route", ["three_pass", "two_pass", "resident", "ring"])
+def test_case_34_opcheck_on_every_route(route, monkeypatch):
+    monkeypatch.setenv("GNSILU_ROUTE", route)
+    # The ring takes groups of several tiles on; resident what shared memory holds.
+    x = random_x((1, 4, 24, 24) if route == "resident" else (1, 4, 512, 512), BF16, "cuda")
+    assert gnsilu.explain(x, 2).route == route
+    torch.library.opcheck(OP, (x, 2, None, None, 1e-5, torch.float16))
+
+
 def test_ops_are_marked_compliant():
     for op in (OP, torch.ops.gnsilu.group_norm.default):
         assert torch.Tag.pt2_compliant_tag in op.tags
