@@ -135,6 +135,14 @@ def test_conversions(device):
     assert module(x).dtype == BF16
 
 
+def test_channels_last(device):
+    module = gnsilu.GroupNormSiLU(4, 16).to(device, memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 5, 7, device=device).to(memory_format=torch.channels_last)
+    y = module(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, module(x.contiguous()))
+
+
 def test_first_values_and_reset():
     module = gnsilu.GroupNormSiLU(4, 16)
     nn.init.normal_(module.weight)
