@@ -56,6 +56,11 @@ class Build(build):
         super().initialize_options()
         self.build_base = str(build_folder() / "package")
 
+    def run(self) -> None:
+        # What an earlier build left there would get into the wheel.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
 
 class CMakeBuild(build_ext):
     """build_ext that configures, builds and installs the CMake project into the package."""

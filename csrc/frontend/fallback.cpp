@@ -109,14 +109,14 @@ at::Tensor affine_of_nothing(at::Tensor x, const std::optional<at::Tensor>& weig
 namespace {
 
 // One expression of PyTorch's operators, computed in `type`. Sizes may be symbolic.
-at::Tensor decomposed(const Call& call, at::ScalarType type) {
+at::Tensor decomposed(const Call& call, const at::Tensor& x, at::ScalarType type) {
   const WithoutAutocast without_autocast;
   const auto parameter = [&](const std::optional<at::Tensor>& tensor) {
     return as_type(as_type(tensor, compute_dtype(call)),
                    type);  // FP64 counts as FP32, as elsewhere
   };
   const std::optional<at::Tensor> weight = parameter(call.weight), bias = parameter(call.bias);
-  at::Tensor y = call.x.to(type);
+  at::Tensor y = x.to(type);
   if (call.x.sym_numel() == 0) {
     y = affine_of_nothing(y, weight, bias);
   } else {
@@ -141,11 +141,13 @@ at::Tensor in_format(const at::Tensor& y, at::MemoryFormat format) {
 
 at::Tensor differentiable(const Call& call) {
   // PyTorch's group_norm does not always keep x's memory format.
-  return in_format(decomposed(call, compute_dtype(call)), call.result_memory_format());
+  return in_format(decomposed(call, call.x, compute_dtype(call)), call.result_memory_format());
 }
 
 at::Tensor vmapped(const Call& call) {
-  return decomposed(call, call.x.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+  // group_norm knows no other format under vmap.
+  return decomposed(call, call.x.contiguous(),
+                    call.x.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
 }
 
 at::Tensor fallback(const Call& call) {

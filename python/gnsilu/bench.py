@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +75,12 @@ def measured(device: torch.device, dtype: torch.dtype, compiled: bool) -> Iterat
     """A row for each shape, or why there is none."""
     for shape in SHAPES if device.type == "cuda" else CPU_SHAPES:
         try:
-            yield _measure(shape, device, dtype, compiled)
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                yield _measure(shape, device, dtype, compiled)
         except torch.OutOfMemoryError:
             yield f"{shape}: not enough free memory"
+        except RuntimeError as error:  # GNSILU_ROUTE names one that cannot serve this shape
+            yield f"{shape}: {str(error).splitlines()[0]}"
 
 
 def _measure(
@@ -103,13 +108,22 @@ def _measure(
     return Row(shape, explain(x, GROUPS, weight, bias, EPS).route, copy, times)
 
 
-def save_picture(rows: list[Row], caption: str, path: Path) -> bool:
-    """Time over that of the copy by size of x; False where matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
+def why_no_picture(path: Path) -> str | None:
+    """Why save_picture() cannot draw there; None where it can."""
+    if path.suffix != ".png" or path.is_dir():
+        return f"{path} is no name of a picture; FILE.png is wanted"
+    if not path.parent.is_dir():
+        return f"{path.parent} is no folder"
+    if importlib.util.find_spec("matplotlib") is None:
+        return "matplotlib is missing: pip install matplotlib"
+    return None
+
+
+def save_picture(rows: list[Row], caption: str, path: Path) -> None:
+    """Time over that of the copy by size of x. By matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 6))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -127,6 +141,5 @@ def save_picture(rows: list[Row], caption: str, path: Path) -> bool:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.suptitle("silu(group_norm(x)): time as a multiple of a copy's")
-    figure.text(0.5, 0.01, caption, ha="center", fontsize=8)
+    figure.text(0.5, 0.01, caption, ha="center", fontsize=8, parse_math=False)
     figure.savefig(path, dpi=120)
-    return True

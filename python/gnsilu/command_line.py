@@ -11,7 +11,7 @@ from rich.table import Table
 
 import gnsilu
 from gnsilu import _C
-from gnsilu.bench import GROUPS, SHAPES, TITLES, Row, measured, save_picture
+from gnsilu.bench import GROUPS, SHAPES, TITLES, Row, measured, save_picture, why_no_picture
 from gnsilu.doctor import cache_fault, examine
 from gnsilu.timing import environment
 
@@ -42,9 +42,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
     bench = commands.add_parser("bench", help="time typical shapes beside a copy and PyTorch")
     bench.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    bench.add_argument("--device", type=torch.device, help="by default the GPU, else the CPU")
+    bench.add_argument("--device", type=_device, help="cpu, cuda or cuda:1; by default the GPU")
     bench.add_argument("--compile", action="store_true", help="torch.compile, too: slower to start")
-    bench.add_argument("--picture", type=Path, metavar="FILE.png", help="draw one, by matplotlib")
+    bench.add_argument(
+        "--picture", type=_picture, metavar="FILE.png", help="draw one, by matplotlib"
+    )
     bench.set_defaults(run=_bench)
     return parser
 
@@ -124,6 +126,22 @@ def _doctor(_: argparse.Namespace, console: Console) -> int:
     return int(broken)
 
 
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+        if device.type != "cpu":
+            torch.cuda.get_device_properties(device)  # fails where there is none of that number
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(str(error).splitlines()[0]) from None
+    return device
+
+
+def _picture(text: str) -> Path:
+    if why := why_no_picture(Path(text)):
+        raise argparse.ArgumentTypeError(why)
+    return Path(text)
+
+
 def _bench(options: argparse.Namespace, console: Console) -> int:
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     caption = str(environment(device))
@@ -140,9 +158,9 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
     if not rows:
         return 1
     console.print(_bench_table(rows))
-    if options.picture is not None and not save_picture(rows, caption, options.picture):
-        _say(console, "No picture: pip install matplotlib")
-        return 1
+    if options.picture is not None:
+        save_picture(rows, caption, options.picture)
+        _say(console, f"Saved {options.picture}")
     return 0
 
 

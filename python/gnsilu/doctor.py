@@ -55,9 +55,8 @@ def _settings() -> Iterator[Finding]:
         what = f"GNSILU_ROUTE={route}: every call goes that way, or fails where it cannot."
         yield Finding("limited", what, "unset GNSILU_ROUTE")
     elif route not in ("auto", ""):
-        what = (
-            f"GNSILU_ROUTE={route} is no route ({', '.join(['auto', *routes])}): every call fails."
-        )
+        known = ", ".join(["auto", *routes])
+        what = f"GNSILU_ROUTE={route!r} is no route ({known}): every call fails."
         yield Finding("broken", what, "unset GNSILU_ROUTE")
     if os.environ.get("GNSILU_TUNE") == "0":
         what = "GNSILU_TUNE=0: launch configurations are the default ones, never the tuned ones."
@@ -115,7 +114,10 @@ def _gpus(build: BuildInfo) -> Iterator[Finding]:
         yield Finding("broken", f"torch sees no GPU: {_why_no_cuda()}", "nvidia-smi")
         return
     for index in range(torch.cuda.device_count()):
-        yield from _gpu(torch.device("cuda", index), build)
+        try:
+            yield from _gpu(torch.device("cuda", index), build)
+        except RuntimeError as error:
+            yield Finding("broken", f"cuda:{index} cannot be used: {str(error).splitlines()[0]}")
 
 
 def _why_no_cuda() -> str:
@@ -170,13 +172,20 @@ def _cache() -> Finding:
 
 def cache_fault(folder: Path) -> str | None:
     """Why the tuner cannot keep its files in that folder, which need not exist yet."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        return f"{existing} is no folder"
     try:
+        existing = _deepest_existing(folder)
+        if not existing.is_dir():
+            return f"{existing} is no folder"
         with tempfile.TemporaryFile(dir=existing):
             return None
     except OSError as error:
         return error.strerror or str(error)
+
+
+def _deepest_existing(path: Path) -> Path:
+    """It or the first of its parents that is there, be it a link that leads nowhere."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return _deepest_existing(path.parent)
+    return path

@@ -21,6 +21,7 @@ from __future__ import annotations
 import abc
 import ast
 import copy
+import copyreg
 import functools
 import operator
 import types
@@ -291,13 +292,16 @@ def _patched_class(recipe: Recipe) -> type[nn.Module]:
     def reduce(self: nn.Module, protocol: SupportsIndex) -> Any:
         # By the recipe: pickle finds no class that is in no module.
         reduced = super(patched, self).__reduce_ex__(max(operator.index(protocol), 2))
-        if type(self) is patched and reduced[1] == (patched,):
-            return (_new, (recipe,), *reduced[2:])
-        return reduced
+        if type(self) is not patched or reduced[1][:1] != (patched,):
+            return reduced
+        if reduced[0] is copyreg.__newobj_ex__:  # type: ignore[attr-defined]
+            return (_new, (recipe, *reduced[1][1:]), *reduced[2:])
+        return (_new, (recipe, reduced[1][1:], {}), *reduced[2:])
 
-    def prepare(self: nn.Module) -> nn.Module:
+    def prepare(self: nn.Module) -> Any:
         _check_unchanged(self, recipe)
-        return self
+        own = getattr(super(patched, self), "__prepare_scriptable__", None)
+        return self if own is None else own()
 
     namespace = {
         "__module__": cls.__module__,
@@ -314,10 +318,10 @@ def _patched_class(recipe: Recipe) -> type[nn.Module]:
     return patched
 
 
-def _new(recipe: Recipe) -> nn.Module:
+def _new(recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
     """An instance without attributes, to be filled by copy or pickle."""
     patched = _patched_class(recipe)
-    return patched.__new__(patched)
+    return patched.__new__(patched, *args, **kwargs)
 
 
 def _check_unchanged(module: nn.Module, recipe: Recipe) -> None:

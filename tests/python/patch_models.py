@@ -212,6 +212,26 @@ class CalledWithin(Block):
         return self.act(self.norm2(**arguments))
 
 
+class NewArguments(Nested):
+    """Made anew by arguments of its own."""
+
+    def __new__(cls, made_with=None):
+        self = super().__new__(cls)
+        object.__setattr__(self, "made_with", made_with)
+        return self
+
+    def __getnewargs__(self):
+        return ("made with this",)
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "made_with"}
+
+
+class NewKeywords(NewArguments):
+    def __getnewargs_ex__(self):
+        return (), {"made_with": "made with this"}
+
+
 class TwoReaders(Block):
     def forward(self, x):
         h = self.norm(x)

@@ -159,6 +159,15 @@ def test_vmap_is_as_exact_as_a_plain_call(scale, device):
         assert_exact(y[i], x[i], 2, weight, bias)
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 8, 5, 7), (3, 2, 8, 5, 7, 2)])
+def test_vmap_over_channels_last(shape, device):
+    last = torch.channels_last if len(shape) == 5 else torch.channels_last_3d
+    x = torch.randn(shape[0] * shape[1], *shape[2:], device=device).to(memory_format=last)
+    x = x.unflatten(0, shape[:2])
+    y = torch.vmap(lambda t: gnsilu.group_norm_silu(t, 4))(x)
+    torch.testing.assert_close(y, torch.stack([gnsilu.group_norm_silu(t, 4) for t in x]))
+
+
 def test_a_forced_route_under_vmap(monkeypatch):
     x = torch.randn(2, 2, 4, 3)
     for name, words in (("ring", "under vmap PyTorch's operators serve"), ("bogus", "is wanted")):

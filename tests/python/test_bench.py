@@ -49,7 +49,7 @@ def test_the_command_prints_a_table_and_draws_a_picture(capsys, tmp_path, device
     assert output.startswith(torch.cuda.get_device_name() if device.type == "cuda" else "")
     assert "float16, 32 groups" in output and "faster than autocast" in output
     assert all(output.count(str(shape)) == 2 for shape in SHAPES)  # while it runs, and the table
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"Saved {picture}" in output and picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_gives_multiples_of_the_copy(monkeypatch, capsys, row):
@@ -78,10 +78,33 @@ def test_contenders_compute_the_same(device):
     torch.testing.assert_close(bench.eager_16_bit(x, weight, bias), wanted, rtol=0.1, atol=0.05)
 
 
-def test_no_picture_without_matplotlib(monkeypatch, row, tmp_path, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert not bench.save_picture([row], "", tmp_path / "bench.png")
-    monkeypatch.setattr(command_line, "measured", lambda *_: iter([row]))
-    arguments = ["bench", "--device", "cpu", "--picture", str(tmp_path / "bench.png")]
-    assert command_line.main(arguments) == 1
-    assert "pip install matplotlib" in capsys.readouterr().out
+def test_a_route_that_cannot_serve_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("GNSILU_ROUTE", "resident")
+    assert command_line.main(["bench", "--device", "cpu"]) == 1
+    assert capsys.readouterr().out.count("route resident is not possible") == len(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--device", "foo", "Expected one of cpu, cuda"),
+        ("--device", "cuda:77", ""),
+        ("--device", "meta", ""),
+        ("--picture", "bench.xyz", "FILE.png is wanted"),
+        ("--picture", "", "FILE.png is wanted"),
+        ("--picture", "/nonexistent/bench.png", "/nonexistent is no folder"),
+    ],
+)
+def test_bad_arguments_are_found_before_anything_is_measured(option, value, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["bench", option, value])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"argument {option}: " in error and words in error
+
+
+def test_no_picture_without_matplotlib(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda _: None)
+    assert (
+        bench.why_no_picture(tmp_path / "a.png") == "matplotlib is missing: pip install matplotlib"
+    )

@@ -67,7 +67,7 @@ def test_nothing_is_broken_here(device, capsys):
 )
 def test_a_forced_route(monkeypatch, route, state):
     monkeypatch.setenv("GNSILU_ROUTE", route)
-    finding = found(f"GNSILU_ROUTE={route}")
+    finding = found(f"GNSILU_ROUTE={route!r}" if state == "broken" else f"GNSILU_ROUTE={route}")
     assert (finding.state, finding.mend) == (state, "unset GNSILU_ROUTE")
 
 
@@ -127,6 +127,38 @@ def test_a_driver_that_torch_cannot_use(monkeypatch):
     monkeypatch.setattr(doctor, "_why_no_cuda", lambda: "the driver is too old")
     finding = found("torch sees no GPU: the driver is too old")
     assert (finding.state, finding.mend) == ("broken", "nvidia-smi")
+
+
+def test_a_gpu_in_a_bad_state(monkeypatch, invented_gpu):
+    def fail(_):
+        raise RuntimeError("CUDA error: unspecified launch failure\nmore")
+
+    invented_gpu(9, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", fail)
+    finding = found("cuda:0 cannot be used: CUDA error: unspecified launch failure")
+    assert finding.state == "broken" and found("The tuner keeps its results in")
+
+
+def test_folders_that_cannot_be(monkeypatch, tmp_path):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "else")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("")
+    for name, words in (
+        ("dangling", f"{tmp_path / 'dangling'} is no folder"),
+        ("loop", f"{tmp_path / 'loop'} is no folder"),
+        ("file/cache", f"{tmp_path / 'file'} is no folder"),
+        ("a" * 300, "File name too long"),
+    ):
+        assert doctor.cache_fault(tmp_path / name) == words
+        monkeypatch.setenv("GNSILU_CACHE_DIR", str(tmp_path / name))
+        assert found("The tuner cannot write to").state == "limited"
+    assert doctor.cache_fault(tmp_path / "new" / "cache") is None
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.Path, "lstat", refuse)
+    assert doctor.cache_fault(tmp_path) == "Permission denied"
 
 
 def test_where_the_tuner_cannot_write(monkeypatch):

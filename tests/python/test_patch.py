@@ -299,6 +299,14 @@ def test_what_is_changed_after_patching_is_respected():
     both(lambda m: hook(m))
 
 
+@pytest.mark.parametrize("model", [models.NewArguments(), models.NewKeywords()])
+def test_what_pickle_hands_to_new(model):
+    gnsilu.patch(model)
+    for clone in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(clone) is type(model) and clone.made_with == "made with this"
+        assert torch.equal(clone(inputs()), model(inputs()))
+
+
 def test_hooks_for_all_modules_are_respected():
     model = models.Nested()
     gnsilu.patch(model)

@@ -43,6 +43,20 @@ def patched(model: nn.Module) -> tuple[nn.Module, Tensor]:
     return model, wanted
 
 
+class Prepared(nn.Sequential):
+    """Scripted without what is for training only."""
+
+    def __prepare_scriptable__(self):
+        return nn.Sequential(self[0], self[1])
+
+
+def test_a_hook_for_scripting_is_called():
+    model = Prepared(nn.GroupNorm(2, 4), nn.SiLU(), nn.Dropout(0.5))
+    wanted = torch.jit.script(model)(X)
+    assert gnsilu.patch(model).fused == ("0",)
+    torch.testing.assert_close(torch.jit.script(model)(X), wanted)
+
+
 def replace_activation(model):
     model[1] = nn.ReLU()
 
