@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import gnsilu
-import tests_folder  # noqa: F401
 import torch
-import torch.nn.functional as F
+from gnsilu.bench import EPS, GROUPS, autocast
 from gnsilu.timing import Variant
-from reference import pytorch_fp32
 from torch import Tensor
 
-GROUPS = 32
-EPS = 1e-6
 Shape = tuple[int, ...]
 
 SMALLEST: Shape = (2, 1280, 8, 8)
@@ -120,14 +116,6 @@ def why_not_through(name: str, x: Tensor, weight: Tensor, bias: Tensor) -> str |
 
 
 # ------------------------------------------------------------------------------------ PyTorch
-
-
-def autocast(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return pytorch_fp32(x, GROUPS, weight, bias, EPS)
-
-
-def eager_16_bit(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.silu(F.group_norm(x, GROUPS, weight.to(x.dtype), bias.to(x.dtype), EPS))
 
 
 def compile_afresh() -> Contender:

@@ -21,7 +21,7 @@ from typing import Any
 
 import gnsilu
 import torch
-from gnsilu.timing import Environment, Timing, environment
+from gnsilu.timing import Environment, Timing, environment, one_call
 from torch import Tensor, nn
 
 SIZES = (512, 1024, 1536, 2048)  # of the picture
@@ -68,16 +68,6 @@ def models_of(model: nn.Module, way: str) -> dict[bool, nn.Module]:
     return models
 
 
-def timed(decode: Callable[[], Tensor]) -> float:
-    """Microseconds."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    decode()
-    end.record()
-    end.synchronize()
-    return 1000.0 * start.elapsed_time(end)
-
-
 def peak_of(decode: Callable[[], Tensor]) -> float:
     """MiB."""
     torch.cuda.synchronize()
@@ -109,7 +99,7 @@ def measure(models: dict[bool, nn.Module], way: str, size: int) -> list[Result]:
         times[patched] = []
     for _ in range(SAMPLES):
         for patched, found in times.items():
-            found.append(timed(decodes[patched]))
+            found.append(one_call(decodes[patched]))
     return [
         Result(
             *(size, way, patched),

@@ -22,17 +22,14 @@ import gnsilu
 import tests_folder  # noqa: F401
 import torch
 from contenders import (
-    EPS,
-    GROUPS,
     Contender,
-    autocast,
     compile_afresh,
-    eager_16_bit,
     route,
     through,
     why_not_compiled,
 )
 from distributions import DISTRIBUTIONS, Distribution, affine
+from gnsilu.bench import EPS, GROUPS, autocast, eager_16_bit
 from gnsilu.timing import environment
 from reference import (
     MIN_SHARE,

@@ -16,20 +16,9 @@ from typing import Any
 import gnsilu
 import tests_folder  # noqa: F401
 import torch
-import torch.nn.functional as F
 from gnsilu.timing import Timing, cpu_times, device_times
-from reference import Comparison, errors_of_each
+from reference import Comparison, errors_of_each, pytorch_fp32
 from torch import Tensor, nn
-
-
-def pytorch_fp32(
-    x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """What PyTorch computes under CUDA autocast: FP32 throughout, one cast at the end."""
-    w = None if weight is None else weight.float()
-    b = None if bias is None else bias.float()
-    return F.silu(F.group_norm(x.float(), num_groups, w, b, eps)).to(x.dtype)
-
 
 # --------------------------------------------------------------------------------- the picture
 

@@ -20,19 +20,15 @@ from typing import Any
 import gnsilu
 import torch
 from contenders import (
-    EPS,
     FP16_SHAPES,
-    GROUPS,
     MORE_SHAPES,
     ROUTES,
     SHAPES,
     Case,
     Shape,
-    autocast,
     bytes_of,
     compile_afresh,
     default,
-    eager_16_bit,
     group_bytes_of,
     name_of,
     through,
@@ -40,6 +36,7 @@ from contenders import (
     why_not_through,
 )
 from distributions import normal
+from gnsilu.bench import EPS, GROUPS, autocast, eager_16_bit
 from gnsilu.timing import COPIES, Timing, Variant, device_times, environment, host_times
 from rich.console import Console
 from targets import HEADINGS, MIB, Row, Verdict, host_of_clone, is_small, judge, ratio, ruler

@@ -104,24 +104,14 @@ at::Tensor affine_of_nothing(at::Tensor x, const std::optional<at::Tensor>& weig
   return x;
 }
 
-}  // namespace
-
-namespace {
-
-// One expression of PyTorch's operators, computed in `type`. Sizes may be symbolic.
-at::Tensor decomposed(const Call& call, const at::Tensor& x, at::ScalarType type) {
+// One expression of PyTorch's operators, from x in the type that is computed in. Sizes may be
+// symbolic.
+at::Tensor decomposed(const Call& call, const at::Tensor& x, const Affine& affine) {
   const WithoutAutocast without_autocast;
-  const auto parameter = [&](const std::optional<at::Tensor>& tensor) {
-    return as_type(as_type(tensor, compute_dtype(call)),
-                   type);  // FP64 counts as FP32, as elsewhere
-  };
-  const std::optional<at::Tensor> weight = parameter(call.weight), bias = parameter(call.bias);
-  at::Tensor y = x.to(type);
-  if (call.x.sym_numel() == 0) {
-    y = affine_of_nothing(y, weight, bias);
-  } else {
-    y = at::group_norm(y, call.num_groups, weight, bias, call.eps, /*cudnn_enabled=*/false);
-  }
+  at::Tensor y = call.x.sym_numel() == 0
+                     ? affine_of_nothing(x, affine.weight, affine.bias)
+                     : at::group_norm(x, call.num_groups, affine.weight, affine.bias, call.eps,
+                                      /*cudnn_enabled=*/false);
   if (call.activation == Activation::kSilu) y = at::silu(y);
   return y.to(call.result_dtype());
 }
@@ -140,14 +130,16 @@ at::Tensor in_format(const at::Tensor& y, at::MemoryFormat format) {
 }  // namespace
 
 at::Tensor differentiable(const Call& call) {
+  const at::ScalarType type = compute_dtype(call);
+  const Affine affine{as_type(call.weight, type), as_type(call.bias, type)};
   // PyTorch's group_norm does not always keep x's memory format.
-  return in_format(decomposed(call, call.x, compute_dtype(call)), call.result_memory_format());
+  return in_format(decomposed(call, call.x.to(type), affine), call.result_memory_format());
 }
 
 at::Tensor vmapped(const Call& call) {
+  const at::ScalarType type = is_16_bit(call.x) ? at::kDouble : compute_dtype(call);
   // group_norm knows no other format under vmap.
-  return decomposed(call, call.x.contiguous(),
-                    call.x.scalar_type() == at::kFloat ? at::kFloat : at::kDouble);
+  return decomposed(call, call.x.contiguous().to(type), affine_of(call));
 }
 
 at::Tensor fallback(const Call& call) {

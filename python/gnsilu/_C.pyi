@@ -39,6 +39,7 @@ class Activation:
     def value(self) -> int: ...
 
 class Route:
+    __members__: ClassVar[dict[str, Route]]
     fallback: ClassVar[Route]
     three_pass: ClassVar[Route]
     two_pass: ClassVar[Route]

@@ -153,8 +153,7 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
             _say(console, found)
             continue
         rows.append(found)
-        line = f"{found.shape}: {found.times['gnsilu'].median:.1f} µs, {found.route}"
-        console.print(line, end="\r" if console.is_terminal else "\n", markup=False)
+        _say(console, f"{found.shape}: {found.times['gnsilu'].median:.1f} µs, {found.route}")
     if not rows:
         return 1
     console.print(_bench_table(rows))

@@ -50,12 +50,11 @@ def examine() -> Iterator[Finding]:
 
 def _settings() -> Iterator[Finding]:
     route = os.environ.get("GNSILU_ROUTE", "auto")
-    routes = [name for name in dir(_C.Route) if isinstance(getattr(_C.Route, name), _C.Route)]
-    if route in routes:
+    if route in _C.Route.__members__:
         what = f"GNSILU_ROUTE={route}: every call goes that way, or fails where it cannot."
         yield Finding("limited", what, "unset GNSILU_ROUTE")
     elif route not in ("auto", ""):
-        known = ", ".join(["auto", *routes])
+        known = ", ".join(["auto", *_C.Route.__members__])
         what = f"GNSILU_ROUTE={route!r} is no route ({known}): every call fails."
         yield Finding("broken", what, "unset GNSILU_ROUTE")
     if os.environ.get("GNSILU_TUNE") == "0":

@@ -76,16 +76,21 @@ def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return 1000.0 * float(start.elapsed_time(end))
 
 
-def _rough_us(variant: Variant, x: Tensor) -> float:
-    """One warm call, host time included: only to size the graphs."""
-    for _ in range(3):
-        variant(x)
+def one_call(call: Callable[[], object]) -> float:
+    """Microseconds from before a call to the end of what it queued, host time included."""
     start, end = _event(), _event()
     start.record()
-    variant(x)
+    call()
     end.record()
     end.synchronize()
     return _microseconds(start, end)
+
+
+def _rough_us(variant: Variant, x: Tensor) -> float:
+    """One warm call: only to size the graphs."""
+    for _ in range(3):
+        variant(x)
+    return one_call(lambda: variant(x))
 
 
 def rotating_inputs(x: Tensor) -> list[Tensor]:

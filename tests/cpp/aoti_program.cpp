@@ -1,17 +1,10 @@
 // A C++ program that links libtorch and the op library and runs a model that AOTInductor compiled:
 // aoti_program model.pt2 x.pt want.pt
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/script.h>
 
 #include <iostream>
 
-namespace {
-
-at::Tensor load_tensor(const char* path) {
-  return torch::jit::load(path).attr("tensor").toTensor();
-}
-
-}  // namespace
+#include "saved_tensor.h"
 
 int main(int argc, char** argv) {
   if (argc != 4) {

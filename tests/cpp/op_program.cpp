@@ -6,6 +6,8 @@
 
 #include <iostream>
 
+#include "saved_tensor.h"
+
 namespace {
 
 at::Tensor group_norm_silu(const at::Tensor& x, int64_t num_groups,
@@ -39,10 +41,6 @@ bool call_raises_for_bad_groups() {
     return error.msg().find("num_groups is 7, x has 128 channels") != std::string::npos;
   }
   return false;
-}
-
-at::Tensor load_tensor(const char* path) {
-  return torch::jit::load(path).attr("tensor").toTensor();
 }
 
 bool module_gives_the_saved_bits(const char* module, const char* x, const char* want) {

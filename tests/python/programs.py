@@ -6,9 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import gnsilu
 import pytest
 import torch
+from gpu_test import library_folders
 from torch import Tensor
 
 
@@ -35,7 +35,5 @@ def run_program(name: str, *arguments: str | Path) -> None:
     program = Path(folder) / name if folder else None
     if program is None or not program.exists():
         pytest.skip("GNSILU_CPP_TESTS does not name the folder of the built C++ programs")
-    # It may have been built elsewhere: tell it where the libraries lie.
-    folders = [Path(torch.__file__).parent / "lib", Path(gnsilu.library_path()).parent]
-    libraries = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
-    subprocess.run([program, *arguments], check=True, env=os.environ | libraries, timeout=60)
+    environment = os.environ | {"LD_LIBRARY_PATH": library_folders()}
+    subprocess.run([program, *arguments], check=True, env=environment, timeout=60)

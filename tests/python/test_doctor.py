@@ -6,6 +6,7 @@ import dataclasses
 
 import gnsilu
 import pytest
+import setup_env
 import torch
 from gnsilu import command_line, doctor
 
@@ -100,6 +101,8 @@ def test_a_build_without_kernels(monkeypatch, cuda, mend):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     finding = found("built without CUDA kernels")
     assert finding.state == "limited" and mend in finding.mend and doctor.REBUILD in finding.mend
+    if cuda == "13.0":  # as make would
+        assert all(f'"{wheel}"' in finding.mend for wheel in setup_env.nvcc_wheels(cuda))
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_python_examples_run(capsys):
     make = "diffusers.AutoencoderKL.from_pretrained(...)"
     assert make in patch
     small = diffusers.AutoencoderKL(norm_num_groups=4, block_out_channels=(8,), sample_size=16)
-    names |= {"small": small, "latents": torch.zeros(1, 4, 8, 8).bfloat16()}
-    if torch.cuda.is_available():
-        names["latents"] = torch.zeros(1, 4, 8, 8).bfloat16().cuda()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    latents = torch.zeros(1, 4, 8, 8, dtype=torch.bfloat16, device=device)
+    names |= {"small": small, "latents": latents}
     exec(patch.replace(make, "small"), names)
     assert "GroupNorms fused" in capsys.readouterr().out
     assert names["image"].shape == (1, 3, 8, 8)

@@ -185,11 +185,12 @@ def test_the_kernel_copies_every_bit_of_any_size(shape):
 def test_contenders_compute_the_same():
     import contenders
     from contenders import Case
+    from gnsilu import bench
 
     x = torch.randn(1, 64, 9, 9).bfloat16()
     case = Case.of(x)
     want = case.bound(contenders.autocast)(x).float()
-    for contender in (contenders.default, contenders.through("fallback"), contenders.eager_16_bit):
+    for contender in (contenders.default, contenders.through("fallback"), bench.eager_16_bit):
         for dtype in (torch.float32, torch.bfloat16):
             assert torch.allclose(case.bound(contender, dtype)(x).float(), want, 0.1, 0.1)
     assert "GNSILU_ROUTE" not in os.environ
