@@ -1,5 +1,5 @@
 // Results that blocks hand to each other through global memory while they run. A word is written
-// once; until then it holds kAbsent, with which the host fills the memory before the launch. The
+// once; until then it holds kAbsent, which the blocks fill the memory with before all else. The
 // word is the message: no flag, no fence. A reader may see one word of a message before another.
 #pragma once
 

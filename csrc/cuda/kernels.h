@@ -63,7 +63,6 @@ cudaError_t launch_span_moments(const GroupRange& range, const KernelTypes& type
 cudaError_t launch_resident_groups(const GroupRange& range, const KernelTypes& types,
                                    const Config& config, const Residence& residence,
                                    cudaStream_t stream);
-// Workspace: moments and normalisations, every byte 0xff.
 cudaError_t launch_ring(const GroupRange& range, const KernelTypes& types, const Ring& shape,
                         cudaStream_t stream);
 cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,

@@ -32,10 +32,6 @@ cudaError_t launch_ring(const Plan& plan, GroupRange range, const KernelTypes& t
   range.workspace.moments = static_cast<SpanMoments*>(workspace);
   range.workspace.normalisations =
       reinterpret_cast<uint64_t*>(range.workspace.moments + range.groups * range.spans);
-  const int64_t bytes = range.groups * workspace_bytes_per_group(Route::kRing, plan.spans);
-  *kernel = "memset";
-  const cudaError_t error = cudaMemsetAsync(workspace, 0xff, static_cast<size_t>(bytes), stream);
-  if (error != cudaSuccess) return error;
   *kernel = "ring";
   return launch_ring(range, types, plan.ring, stream);
 }

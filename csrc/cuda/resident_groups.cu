@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   bool begun = false;
   for (int s = first_span + warp; s < last_span; s += warps) {
     const uint32_t at = s * range.span_size;
-    const SpanMoments result =
-        warp_moments<kX, kInFlight>(slice + (at - start), min(range.span_size, size - at));
+    const SpanMoments result = warp_moments<kX, ChunkFor<kY>, kInFlight>(
+        slice + (at - start), min(range.span_size, size - at));
     if (!begun) wait_for_cluster(alone);
     begun = true;
     share(moments + s, result, grid.cluster);

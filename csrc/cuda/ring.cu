@@ -4,15 +4,16 @@
 // A block is a ring of tiles in shared memory, and warps that each do one thing:
 //
 //   load     bulk copies of x into free slots (ring_sum.cuh)               one thread
-//   sum      a chain of each span's sums                                   eight warps
+//   sum      two chains of each span's sums                                four warps
 //   publish  the span's moments, for all blocks                            one warp
 //   finish   a group's moments, scales and shifts (ring_finish.cuh)        two warps, in turn
-//   apply    x into registers, which frees the slot; once the group is     three teams of four
+//   apply    x into registers, which frees the slot; once the group is     four teams of four
 //            finished, y, half a tile at a time, out by a bulk copy        warps, a tile each
 //            (ring_apply.cuh)
 //
 // They wait for each other by barriers in shared memory, blocks by words in global memory
-// (exchange.cuh). All blocks have to run at once: a cooperative launch. A block never waits for
+// (exchange.cuh). All blocks have to run at once: a cooperative launch, which begins with a barrier
+// behind which those words are empty. A block never waits for
 // more than its share of a group and the tiles before, for which there is room; where there is not,
 // what it cannot keep is read again. Sums and
 // merge are those of two_pass, and so are the bits.
@@ -21,6 +22,8 @@
 // for the exact mean, 11 to apply, the rest around tiles; and 3 more of waiting (H200, counted by
 // ncu --set full, "Instructions Executed" of the source page, at 1x128x1024x1024). The schedulers
 // have 28 in the time of a copy, so that these are what bounds it.
+#include <cooperative_groups.h>
+
 #include "dispatch.h"
 #include "ring_apply.cuh"
 #include "ring_finish.cuh"
@@ -49,12 +52,25 @@ __device__ __forceinline__ void init(RingShared& s, uint32_t slots) {
   publish_barriers();
 }
 
+// What the blocks tell each other begins as absent. Meanwhile the block's first tiles come from
+// memory.
+__device__ __forceinline__ void clear_exchange(const GroupRange& range, const RingGrid& grid) {
+  if (threadIdx.x == 0) prefetch_tiles(range, grid);
+  const int64_t words = range.groups * (2 * range.spans + kNormalisationWords);
+  uint64_t* const exchange = reinterpret_cast<uint64_t*>(range.workspace.moments);
+  for (int64_t i = 2 * (int64_t{blockIdx.x} * kRingThreads + threadIdx.x); i < words;
+       i += 2 * int64_t{gridDim.x} * kRingThreads) {
+    store_pair(exchange + i, kAbsent, kAbsent);
+  }
+  cooperative_groups::this_grid().sync();
+}
+
 template <DType kX, DType kY, Activation kActivation>
 __global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGrid grid) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ RingShared shared;
   if (threadIdx.x == 0) init(shared, grid.slots);
-  __syncthreads();
+  clear_exchange(range, grid);
   const RingBlock block{range, grid, shared, reinterpret_cast<uint16_t*>(tiles)};
   const uint32_t warp = threadIdx.x / kWarp;
   const bool first = threadIdx.x % kWarp == 0;

@@ -9,8 +9,9 @@
 
 namespace gnsilu {
 
-constexpr int kSumWarps = kSpanChains;    // a chain of the span each
-constexpr int kApplyTeams = kRingStages;  // a tile each
+constexpr int kSumWarps = 4;
+constexpr int kChainsOfWarp = kSpanChains / kSumWarps;  // of the span
+constexpr int kApplyTeams = kRingStages;                // a tile each
 constexpr int kTeamWarps = 4;
 constexpr int kTeamThreads = kTeamWarps * kWarp;
 constexpr int kFinishWarps = 2;                  // a group each
@@ -23,7 +24,7 @@ constexpr uint32_t kPartVectors = kRingStage / kVector / kTeamThreads;  // a thr
 constexpr int kLoadsInFlight = 3;
 constexpr int kSpanBuffers = 1;   // spans between summing and publishing
 constexpr int kGroupBuffers = 8;  // groups between finishing and leaving
-static_assert(kTileVectors % kChainStride == 0, "a tile begins with the span's first chain");
+static_assert(kTileVectors == kChainStride, "a tile has a block of each of the span's chains");
 static_assert(kRingStages <= kRingMinSlots && kLoadsInFlight <= kRingMinSlots,
               "a slot comes round again only after a team, or the loading thread, has seen it");
 static_assert(kGroupBuffers >= kFinishWarps, "a buffer comes round again after its group is left");
@@ -50,7 +51,7 @@ struct RingShared {
   Barrier taken[kSpanBuffers];
   Barrier ready[kGroupBuffers];  // scales and shifts of the group are there
   Barrier left[kGroupBuffers];   // no team needs them any more
-  LaneSums sums[kSpanBuffers][kSumWarps][kWarp];
+  LaneSums sums[kSpanBuffers][kSpanChains][kWarp];
   double pivot[kSpanBuffers];
   Affine affines[kGroupBuffers][kRingMaxChannels];
   Centring centring[kGroupBuffers];

@@ -54,6 +54,15 @@ struct TileLoader {
   }
 };
 
+// One thread: the first tiles into L2, before the ring is ready for them.
+__device__ __forceinline__ void prefetch_tiles(const GroupRange& range, const RingGrid& grid) {
+  Walk walk = Walk::begin(range);
+  for (int i = 0; i < kLoadsInFlight && walk.in(grid); ++i) {
+    bulk_prefetch(range.x + walk.offset(range), 2 * walk.size(range));
+    walk.next_tile(range, grid);
+  }
+}
+
 // One thread: from global memory into the ring.
 __device__ __forceinline__ void load_tiles(const RingBlock& block) {
   TileLoader loader{block};
@@ -74,12 +83,13 @@ __device__ __forceinline__ void load_tiles(const RingBlock& block) {
   loader.end();
 }
 
-// kSumWarps warps, a chain of every span each.
+// kSumWarps warps, some chains of every span each: warp w chains w, w + kSumWarps, …
 template <DType kX>
-__device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain) {
+__device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp) {
+  using Reader = ChainReader<kX, TreeChunk, Unscaled>;
   RingShared& s = block.shared;
   const uint32_t lane = threadIdx.x % kWarp;
-  ChainReader<kX, Unscaled> reader{{}, 0, {}};
+  Reader readers[kChainsOfWarp];
   RingSlot at;
   uint32_t spans = 0;
   bool begins = true;  // a span
@@ -89,9 +99,30 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain
     const bool last = s.tile[at.slot].last;
     if (vectors == 0) break;
     const uint16_t* const x = block.elements(at.slot);
-    if (begins) reader = {{}, static_cast<double>(to_float<kX>(x[0])), {}};
-    reader.template read_chain<kChunkVectors>(
-        kBlockVectors * chain, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
+    if (begins) {
+      const double pivot = static_cast<double>(to_float<kX>(x[0]));
+#pragma unroll
+      for (Reader& reader : readers) reader = {{}, pivot, {}};
+    }
+    const auto load = [&](uint32_t v) { return load_aligned(x + kVector * v); };
+    if (vectors == kTileVectors) {  // a chunk of each chain
+      Vector loaded[kChainsOfWarp][kChunkVectors];
+#pragma unroll
+      for (uint32_t c = 0; c < kChainsOfWarp; ++c) {
+#pragma unroll
+        for (uint32_t k = 0; k < kChunkVectors; ++k) {
+          loaded[c][k] = load(kBlockVectors * (warp + kSumWarps * c) + lane + kWarp * k);
+        }
+      }
+#pragma unroll
+      for (uint32_t c = 0; c < kChainsOfWarp; ++c) readers[c].add(loaded[c]);
+    } else {
+#pragma unroll
+      for (uint32_t c = 0; c < kChainsOfWarp; ++c) {
+        readers[c].template read_chain<kChunkVectors>(kBlockVectors * (warp + kSumWarps * c),
+                                                      vectors, load);
+      }
+    }
     __syncwarp();
     if (lane == 0) s.empty[at.slot].arrive();
     at.advance(block.grid.slots, 1 + skip);
@@ -99,8 +130,11 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain
     if (!last) continue;
     const uint32_t buffer = spans % kSpanBuffers;
     if (spans >= kSpanBuffers) s.taken[buffer].wait(parity(spans, kSpanBuffers) ^ 1);
-    s.sums[buffer][chain][lane] = reader.chunks.sums;
-    if (chain == 0 && lane == 0) s.pivot[buffer] = reader.pivot;
+#pragma unroll
+    for (uint32_t c = 0; c < kChainsOfWarp; ++c) {
+      s.sums[buffer][warp + kSumWarps * c][lane] = readers[c].chunks.sums;
+    }
+    if (warp == 0 && lane == 0) s.pivot[buffer] = readers[0].pivot;
     s.summed[buffer].arrive();
     ++spans;
   }
@@ -121,7 +155,7 @@ __device__ __forceinline__ void publish_spans(const RingBlock& block) {
     s.summed[buffer].wait(parity(j, kSpanBuffers));
     LaneSums sums;
 #pragma unroll
-    for (int chain = 0; chain < kSumWarps; ++chain) sums.add(s.sums[buffer][chain][lane]);
+    for (uint32_t chain = 0; chain < kSpanChains; ++chain) sums.add(s.sums[buffer][chain][lane]);
     const double pivot = s.pivot[buffer];
     __syncwarp();
     if (lane == 0) s.taken[buffer].arrive();

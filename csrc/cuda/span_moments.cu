@@ -12,12 +12,12 @@
 namespace gnsilu {
 namespace {
 
-template <DType kX, int kInFlight>
+template <DType kX, class Chunk, int kInFlight>
 __global__ void span_moments(GroupRange range, int blocks_per_group) {
   const WarpSpan span =
       span_of_warp(range, blockIdx.x / blocks_per_group, blockIdx.x % blocks_per_group);
   if (span.size == 0) return;
-  const SpanMoments moments = warp_moments<kX, kInFlight>(span.x, span.size);
+  const SpanMoments moments = warp_moments<kX, Chunk, kInFlight>(span.x, span.size);
   if (threadIdx.x % kWarp == 0) range.workspace.moments[span.partial] = moments;
 }
 
@@ -27,10 +27,12 @@ cudaError_t launch_span_moments(const GroupRange& range, const KernelTypes& type
                                 const Config& config, cudaStream_t stream) {
   const SpanGrid grid = span_grid(range, config);
   return dispatch_x(types.x, [&](auto x) {
-    return dispatch_in_flight(config, [&](auto in_flight) {
-      span_moments<x(), in_flight()>
-          <<<grid.blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
-      return cudaGetLastError();
+    return dispatch_chunk(types.y, [&](auto chunk) {
+      return dispatch_in_flight(config, [&](auto in_flight) {
+        span_moments<x(), decltype(chunk), in_flight()>
+            <<<grid.blocks, grid.threads, 0, stream>>>(range, grid.blocks_per_group);
+        return cudaGetLastError();
+      });
     });
   });
 }

@@ -25,7 +25,7 @@ __global__ void whole_groups(GroupRange range, uint32_t lanes) {
     const uint16_t* x = range.x + group * range.group_size;
     auto* y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
 
-    const SpanMoments span = warp_moments<kX, kInFlight>(x, size);
+    const SpanMoments span = warp_moments<kX, ChunkFor<kY>, kInFlight>(x, size);
     SpanSums sums;
     sums.add(span, static_cast<double>(size), span.mean);
     const GroupMoments moments = group_moments(sums, span.mean, range.inverse_group_size);

@@ -10,7 +10,7 @@ namespace gnsilu {
 
 constexpr int64_t kRingTile = 8192;   // elements of x, 16 KB: what moves through the ring
 constexpr int64_t kRingStage = 4096;  // elements of y, 8 KB: what leaves at once
-constexpr int kRingStages = 3;
+constexpr int kRingStages = 4;        // one for each team that writes
 constexpr int kRingThreads = 768;
 constexpr int kRingMinSlots = 4;
 constexpr int kRingMaxSlots = 12;               // tiles that a block holds
@@ -32,10 +32,11 @@ constexpr int64_t ring_share(const Spans& spans, int blocks) {
   return (spans.count + blocks - 1) / blocks * (spans.size / kRingTile);
 }
 
-// Whether the slots hold a block's share of a group and one span more, on its way: then everything
-// is read once.
+// Whether a block holds its share of a group and one span more, on its way: then everything is read
+// once. The first tiles of a group that has still to be finished are in the registers of the teams
+// that will write them, a tile each; the others in the slots.
 constexpr bool is_read_once(const Spans& spans, const Ring& ring) {
-  return ring_share(spans, ring.blocks) + spans.size / kRingTile <= ring.slots;
+  return ring_share(spans, ring.blocks) + spans.size / kRingTile <= ring.slots + kRingStages;
 }
 
 // The ring for groups of these spans, on so many multiprocessors with so many bytes of shared
@@ -45,7 +46,7 @@ constexpr Ring ring_of(const Spans& spans, int blocks, int64_t shared_memory_per
   const int64_t room = shared_memory_per_block - kRingStaticBytes - ring_bytes(0);
   const int64_t slots = room > 0 ? room / (2 * kRingTile) : 0;
   Ring ring{blocks, static_cast<int>(slots < kRingMaxSlots ? slots : kRingMaxSlots), 0};
-  ring.kept = is_read_once(spans, ring) ? ring.slots : ring.slots - 2;
+  ring.kept = ring.slots + (is_read_once(spans, ring) ? kRingStages : -2);
   return ring;
 }
 
