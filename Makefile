@@ -17,7 +17,7 @@ build = build/$(name)
 run = $(venv)/bin/python
 setup = $(python) tools/setup_env.py --venv $(venv) --build $(build) --torch $(TORCH)
 
-cpp_sources = $(shell find csrc include tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+cpp_sources = $(shell find csrc examples include tests/cpp -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 python_sources := benchmarks cmake python setup.py tests tools
 
 # `make gpu-test INSTALLED=1`: PYTHON imports gnsilu already, from PYTHONPATH for instance, and

@@ -7,7 +7,7 @@ The operators are ``torch.ops.gnsilu.group_norm_silu`` and ``torch.ops.gnsilu.gr
 Importing this package loads them and initialises no CUDA.
 """
 
-from gnsilu.library import library_path, load_library
+from gnsilu.library import cmake_prefix_path, library_path, load_library
 
 load_library()
 
@@ -33,6 +33,7 @@ __all__ = [
     "PatchReport",
     "Site",
     "build_info",
+    "cmake_prefix_path",
     "explain",
     "group_norm",
     "group_norm_silu",

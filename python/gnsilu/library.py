@@ -19,6 +19,12 @@ def library_path() -> str:
     return str(Path(__file__).parent / "lib" / "libgnsilu_ops.so")
 
 
+def cmake_prefix_path() -> str:
+    """Where CMake's ``find_package(gnsilu)`` finds the targets ``gnsilu::ops`` and
+    ``gnsilu::kernels``: for ``CMAKE_PREFIX_PATH``."""
+    return str(Path(__file__).parent)
+
+
 def load_library() -> None:
     """Registers the ops, once.
 

@@ -213,7 +213,7 @@ def test_case_52_build_info_of_the_kernels() -> None:
 
 def test_case_52_the_kernels_are_in_the_library() -> None:
     # On a machine without a GPU as well: the build does not need one. Without CUDA, nothing.
-    library = Path(gnsilu.library_path()).read_bytes()
+    library = Path(gnsilu.library_path()).with_name("libgnsilu_kernels.so").read_bytes()
     assert device_code(library) == set(gnsilu.build_info().architectures)
 
 
