@@ -142,12 +142,24 @@ __global__ void __launch_bounds__(kMaxThreads)
 
   auto* const y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
   const bool aligned = reinterpret_cast<uintptr_t>(y + start) % (kVector * sizeof(*y)) == 0;
+  uint32_t row_end = 0;  // of the channel that affine is of: usually the next vector's, too
+  Affine affine;
   for (uint32_t e = start + kVector * threadIdx.x; e < end; e += kVector * blockDim.x) {
     float values[kVector];
     Vector{*reinterpret_cast<const uint4*>(slice + (e - start))}.unpack<kX>(values);
     const uint32_t count = min(static_cast<uint32_t>(kVector), end - e);
-    normalise_across_rows<kActivation>(values, e, count, grid.rows, normalisation.centring,
-                                       affines);
+    if (e >= row_end) {
+      const uint32_t row = grid.rows.row_of(e);
+      row_end = (row + 1) * range.spatial_size;
+      affine = affines[row];
+    }
+    if (row_end - e >= count) {
+      normalise(values, normalisation.centring, affine);
+      activate<kActivation>(values, affine);
+    } else {
+      normalise_across_rows<kActivation>(values, e, count, grid.rows, normalisation.centring,
+                                         affines);
+    }
     if (aligned && count == kVector) {
       store_vector<kY>(y + e, values);
     } else {
