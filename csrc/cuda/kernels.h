@@ -13,6 +13,7 @@
 namespace gnsilu {
 
 constexpr int kNormalisationWords = 4;
+constexpr int64_t kWholeWarp = 256;  // elements: a vector for each lane of a warp
 
 // The partial results of the groups of one launch, all in the caller's workspace: moments for
 // two_pass and the ring, normalisations for the ring, the rest for three_pass; what a route does
@@ -67,6 +68,9 @@ cudaError_t launch_ring(const GroupRange& range, const KernelTypes& types, const
                         cudaStream_t stream);
 cudaError_t launch_apply(const GroupRange& range, const KernelTypes& types, const Config& config,
                          cudaStream_t stream);
+// Groups of less than kWholeWarp elements.
+cudaError_t launch_small_groups(const GroupRange& range, const KernelTypes& types,
+                                cudaStream_t stream);
 cudaError_t launch_whole_groups(const GroupRange& range, const KernelTypes& types,
                                 cudaStream_t stream);
 

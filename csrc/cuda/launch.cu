@@ -88,6 +88,9 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
       error = launch_resident_groups(range, types, plan.config, plan.residence, stream);
     } else if (plan.route == Route::kRing) {
       error = launch_ring(plan, range, types, arguments.workspace, stream, kernel);
+    } else if (range.group_size < kWholeWarp) {
+      *kernel = "small_groups";
+      error = launch_small_groups(range, types, stream);
     } else if (plan.spans.count == 1) {
       *kernel = "whole_groups";
       error = launch_whole_groups(range, types, stream);

@@ -59,7 +59,7 @@ FIRST_CALL_IN_A_GRAPH = """
 
 
 def test_case_38_first_call_inside_a_graph(tmp_path):
-    # 8: whole_groups; 64: resident; 600: two_pass, which would be tuned, but not in a capture.
+    # 8: small_groups; 64: resident; 600: two_pass, which would be tuned, but not in a capture.
     kinds = [(loading, size) for loading in ("LAZY", "EAGER") for size in (8, 64, 600)]
     processes = [
         start_python(

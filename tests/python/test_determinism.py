@@ -11,7 +11,7 @@ from reference import MIN_SHARE, assert_exact, same_bits
 
 GPU = torch.device("cuda")
 
-# Groups of one span (whole_groups), of several, with a last span cut short, of odd rows.
+# Groups of one span, small ones too, of several, with a last span cut short, of odd rows.
 SHAPES = [
     ((1, 32, 65, 67), 4),
     ((2, 24, 128, 128), 2),
@@ -19,6 +19,9 @@ SHAPES = [
     ((3, 12, 8, 8), 3),
     ((2, 320, 16, 16), 32),
     ((1, 30, 7, 7), 30),
+    ((5, 64, 2, 2), 64),
+    ((3, 32, 5, 1), 8),
+    ((2, 24, 3, 5), 2),
     ((1, 8, 700, 760), 2),  # the ring
 ]
 BLOCKS = {"three_pass": (0,), "two_pass": (0,), "resident": (1, 2, 3, 7), "ring": (0, 101, 66, 44)}

@@ -178,7 +178,7 @@ def test_case_21_nothing_is_launched_for_empty_inputs(monkeypatch):
 
     assert kernels(EMPTY) == []
     (kernel,) = kernels([(2, 64, 8, 8)])  # explain() launches nothing
-    assert "whole_groups" in kernel
+    assert "small_groups" in kernel
     monkeypatch.setenv("GNSILU_ROUTE", "fallback")
     assert kernels(EMPTY) == []
 
