@@ -85,7 +85,7 @@ TEST(Choose, HoldsGroupsThatFitInSharedMemory) {
   EXPECT_EQ(choose(problem(1, 512, 4096, 32), gpu(89)).route, Route::kTwoPass);
   EXPECT_EQ(choose(problem(1, 512, 2048, 32), gpu(89)).route, Route::kResident);
   EXPECT_EQ(choose(problem(1, 512, 16384, 32), gpu()).route, Route::kResident);
-  EXPECT_EQ(choose(problem(1, 256, 65536, 32), gpu()).route, Route::kTwoPass);
+  EXPECT_EQ(choose(problem(1, 252, 65536, 36), gpu()).route, Route::kTwoPass);
 }
 
 TEST(Choose, RefusesToHoldWhatDoesNotFit) {
@@ -109,7 +109,7 @@ TEST(Choose, SharesLargeGroupsAmongAllMultiprocessors) {
   EXPECT_EQ(choose(kDecoder, gpu()).route, Route::kRing);
   EXPECT_EQ(choose(problem(1, 128, 1536 * 1536, 32), gpu()).route, Route::kRing);  // 18.9 MB
   EXPECT_EQ(choose(problem(1, 512, 256 * 256, 32), gpu()).route, Route::kRing);    // 2.1 MB
-  EXPECT_EQ(choose(problem(1, 256, 256 * 256, 32), gpu()).route, Route::kTwoPass);
+  EXPECT_EQ(choose(problem(1, 256, 256 * 256, 32), gpu()).route, Route::kRing);  // 1.0 MB
   EXPECT_EQ(choose(problem(1, 128, 2048 * 2048, 32), gpu()).route, Route::kTwoPass);
 }
 
