@@ -103,9 +103,11 @@ std::optional<Plan> resident(const char* reason, const Problem& problem, const D
   return plan;
 }
 
-// Smallest group that takes the ring, 1 MB. H200: x1.82 of a copy at 1x256x256x256, where two_pass
-// takes x2.00. Smaller ones fit into the shared memory of a cluster.
-constexpr int64_t kRingGroup = int64_t{1} << 19;
+// Smallest activation that takes the ring where its groups fit into the shared memory of a cluster,
+// 8 MB: the ring's blocks take some 8 us to tell each other of the first group. H200, times of a
+// copy: 1x512x128x128 (groups of 0.5 MB) x1.86, two_pass 2.04, resident 2.08; 1x256x256x256 1.77,
+// two_pass 1.90. Smaller groups are resident's: 1x1280x64x64 x2.37, resident 2.18.
+constexpr int64_t kRingActivation = int64_t{1} << 22;
 
 Ring ring_of(const Spans& spans, const Device& device) {
   return gnsilu::ring_of(spans, device.sm_count, device.shared_memory_per_block);
@@ -115,7 +117,6 @@ Ring ring_of(const Spans& spans, const Device& device) {
 const char* obstacle_to_ring(const Problem& problem, const Device& device, const Spans& spans) {
   if (device.capability() < 90) return "the GPU's compute capability is below 9.0";
   if (!device.has_clusters) return "the build holds no code for compute capability 9.0 or above";
-  if (problem.y_dtype == DType::kFloat32) return "the result is float32";
   if (!problem.aligned) return "x does not begin at a multiple of 16 bytes";
   if (problem.group_size() % 8 != 0) return "a group is no multiple of 8 elements";
   if (problem.channels_per_group() > kRingMaxChannels) return "a group has more than 64 channels";
@@ -124,6 +125,13 @@ const char* obstacle_to_ring(const Problem& problem, const Device& device, const
     return "a group does not fit into the GPU's shared memory";
   }
   return nullptr;
+}
+
+// Whether the ring reads an eighth of x again at most. H200: x1.42 of a copy at 1x128x2048x2048,
+// where two_pass takes x1.56.
+bool reads_little_again(const Spans& spans, const Ring& ring) {
+  const int64_t share = ring_share(spans, ring.blocks);
+  return share - ring.kept <= share / 8;
 }
 
 Plan ring(const char* reason, const Problem& problem, const Device& device, const Spans& spans) {
@@ -215,13 +223,17 @@ Plan choose(const Problem& problem, const Device& device, std::optional<Route> f
   if (forced) return fused(*forced, "asked for", problem, spans);
   const char* const reason = "contiguous 16-bit x on a CUDA device";
   if (spans.count <= 1) return fused(Route::kThreePass, reason, problem, spans);
-  if (no_ring == nullptr && problem.group_size() >= kRingGroup &&
-      is_read_once(spans, ring_of(spans, device))) {
+  const std::optional<Plan> on_chip =
+      resident("contiguous 16-bit x, its groups fit into shared memory", problem, device, spans);
+  if (on_chip && (no_ring != nullptr || problem.group_size() < kLargeGroup ||
+                  problem.numel() < kRingActivation)) {
+    return *on_chip;
+  }
+  if (no_ring == nullptr && reads_little_again(spans, ring_of(spans, device))) {
     return ring("contiguous 16-bit x, its groups fit into all shared memory together", problem,
                 device, spans);
   }
-  return resident("contiguous 16-bit x, its groups fit into shared memory", problem, device, spans)
-      .value_or(fused(Route::kTwoPass, reason, problem, spans));
+  return fused(Route::kTwoPass, reason, problem, spans);
 }
 
 }  // namespace gnsilu

@@ -85,25 +85,5 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint
       "l"(global), "r"(bytes), "r"(shared_address(arrived))
       : "memory");
 }
-__device__ __forceinline__ void bulk_prefetch(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void bulk_store(void* global, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Until this thread's stores have read shared memory; until they are done.
-__device__ __forceinline__ void wait_for_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_stores() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-// Between a thread's own writes to shared memory and a bulk store of them.
-__device__ __forceinline__ void before_bulk_store() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 
 }  // namespace gnsilu

@@ -8,21 +8,15 @@
 //   publish  the span's moments, for all blocks                            one warp
 //   finish   a group's moments, scales and shifts (ring_finish.cuh)        two warps, in turn
 //   apply    x into registers, which frees the slot; once the group is     four teams of four
-//            finished, y, half a tile at a time, out by a bulk copy        warps, a tile each
-//            (ring_apply.cuh)
+//            finished, y (ring_apply.cuh)                                  warps, a tile each
 //
 // They wait for each other by barriers in shared memory, blocks by words in global memory
-// (exchange.cuh). All blocks have to run at once: a cooperative launch, which begins with a barrier
-// behind which those words are empty. A block never waits for
+// (exchange.cuh). All blocks have to run at once: a cooperative launch. A block never waits for
 // more than its share of a group and the tiles before, for which there is room; where there is not,
-// what it cannot keep is read again. Sums and
-// merge are those of two_pass, and so are the bits.
+// what it cannot keep is read again. Sums and merge are those of two_pass, and so are the bits.
 //
-// Reads x and writes y once, 4 bytes an element. 24 instructions an element: 8 to sum, 3 of them
-// for the exact mean, 11 to apply, the rest around tiles; and 3 more of waiting (H200, counted by
-// ncu --set full, "Instructions Executed" of the source page, at 1x128x1024x1024). The schedulers
-// have 28 in the time of a copy, so that these are what bounds it.
-#include <cooperative_groups.h>
+// Reads x and writes y once, 4 bytes an element (6 to FP32).
+#include <atomic>
 
 #include "dispatch.h"
 #include "ring_apply.cuh"
@@ -52,17 +46,14 @@ __device__ __forceinline__ void init(RingShared& s, uint32_t slots) {
   publish_barriers();
 }
 
-// What the blocks tell each other begins as absent. Meanwhile the block's first tiles come from
-// memory.
-__device__ __forceinline__ void clear_exchange(const GroupRange& range, const RingGrid& grid) {
-  if (threadIdx.x == 0) prefetch_tiles(range, grid);
+// What the blocks tell each other begins as absent: each block's part of it.
+__device__ __forceinline__ void clear_exchange(const GroupRange& range) {
   const int64_t words = range.groups * (2 * range.spans + kNormalisationWords);
   uint64_t* const exchange = reinterpret_cast<uint64_t*>(range.workspace.moments);
   for (int64_t i = 2 * (int64_t{blockIdx.x} * kRingThreads + threadIdx.x); i < words;
        i += 2 * int64_t{gridDim.x} * kRingThreads) {
     store_pair(exchange + i, kAbsent, kAbsent);
   }
-  cooperative_groups::this_grid().sync();
 }
 
 template <DType kX, DType kY, Activation kActivation>
@@ -70,7 +61,8 @@ __global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGr
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ RingShared shared;
   if (threadIdx.x == 0) init(shared, grid.slots);
-  clear_exchange(range, grid);
+  clear_exchange(range);
+  __syncthreads();
   const RingBlock block{range, grid, shared, reinterpret_cast<uint16_t*>(tiles)};
   const uint32_t warp = threadIdx.x / kWarp;
   const bool first = threadIdx.x % kWarp == 0;
@@ -78,7 +70,7 @@ __global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGr
     const uint32_t thread = threadIdx.x - kWarp * (kServiceWarps + kSumWarps);
     apply_tiles<kX, kY, kActivation>(block, thread / kTeamThreads, thread % kTeamThreads);
   } else if (warp >= kServiceWarps) {
-    sum_tiles<kX>(block, warp - kServiceWarps);
+    sum_tiles<kX, ChunkFor<kY>>(block, warp - kServiceWarps);
   } else if (warp == 0) {
     if (first) load_tiles(block);
   } else if (warp == 1) {
@@ -90,6 +82,7 @@ __global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGr
 #endif
 
 RingGrid ring_grid(const GroupRange& range, const Ring& ring) {
+  static std::atomic<uint32_t> launches{0};
   const auto tiles = [](int64_t elements) {
     return static_cast<uint32_t>((elements + kRingTile - 1) / kRingTile);
   };
@@ -99,10 +92,12 @@ RingGrid ring_grid(const GroupRange& range, const Ring& ring) {
   grid.groups = static_cast<uint32_t>(range.groups);
   grid.slots = static_cast<uint32_t>(ring.slots);
   grid.kept = static_cast<uint32_t>(ring.kept);
+  grid.in_flight = static_cast<uint32_t>(ring.in_flight);
   grid.span_tiles = tiles(range.span_size);
   grid.last_span_tiles = tiles(range.group_size - int64_t{range.span_size} * (range.spans - 1));
   grid.jump_groups = blocks / spans;
   grid.jump_spans = blocks % spans;
+  grid.barrier = launches++ % kGridBarriers;
   grid.rows = rows_of(range);
   return grid;
 }
@@ -134,12 +129,8 @@ cudaError_t launch_ring(const GroupRange& range, const KernelTypes& types, const
                         cudaStream_t stream) {
   return dispatch_x(types.x, [&](auto x) {
     return dispatch_y(types.y, [&](auto y) {
-      return dispatch_activation(types.activation, [&](auto activation) -> cudaError_t {
-        if constexpr (y() == DType::kFloat32) {
-          return cudaErrorInvalidValue;  // choose() does not let it happen
-        } else {
-          return launch<x(), y(), activation()>(range, shape, stream);
-        }
+      return dispatch_activation(types.activation, [&](auto activation) {
+        return launch<x(), y(), activation()>(range, shape, stream);
       });
     });
   });

@@ -1,4 +1,4 @@
-// The second half of a ring block: from x to y, and out. See ring.cu.
+// The second half of a ring block: from x to y. See ring.cu.
 #pragma once
 
 #include "ring_block.cuh"
@@ -46,81 +46,34 @@ __device__ __forceinline__ bool is_short(const Vector (&x)[kVectors], const Cent
          fabsf(affine.scale) < 0x1p100f && fabsf(affine.shift) < 0x1p100f;
 }
 
-template <DType kY>
-__device__ __forceinline__ uint4 pack(const float (&y)[kVector]) {
-  return {pack_pair<kY>(y[0], y[1]), pack_pair<kY>(y[2], y[3]), pack_pair<kY>(y[4], y[5]),
-          pack_pair<kY>(y[6], y[7])};
-}
-
 // y of any vector. Out of line: the usual path fits the instruction cache better.
 template <DType kX, DType kY, Activation kActivation>
-__device__ __noinline__ uint4 normalise_any(uint4 x, uint32_t element, Rows rows, Centring centring,
-                                            const Affine* affines) {
+__device__ __noinline__ void apply_any(uint4 x, typename Stored<kY>::Type* y, uint32_t element,
+                                       Rows rows, Centring centring, const Affine* affines) {
   float values[kVector];
   Vector{x}.unpack<kX>(values);
   normalise_across_rows<kActivation>(values, element, kVector, rows, centring, affines);
-  return pack<kY>(values);
+  store_vector<kY>(y, values);
 }
 
-// Between the warps of a team.
-__device__ __forceinline__ void sync_team(uint32_t team) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kTeamThreads) : "memory");
-}
-
-// From x to y, where is_short().
-template <DType kX, DType kY, Activation kActivation, int kVectors>
-__device__ __forceinline__ void apply_short(Vector (&vectors)[kVectors], const Centring& centring,
-                                            const Affine& affine) {
-#pragma unroll
-  for (Vector& vector : vectors) {
-    float values[kVector];
-    vector.unpack<kX>(values);
-    normalise(values, centring, affine);
-    if constexpr (kActivation == Activation::kSilu) {
-#pragma unroll
-      for (float& value : values) value = silu_short(value);
-    }
-    vector.bits = pack<kY>(values);
-  }
-}
-
-// A part of a tile, from its vector `begin` on, whose vectors begin + thread + kTeamThreads * k
-// this thread holds: from x to y.
+// Where is_short().
 template <DType kX, DType kY, Activation kActivation>
-__device__ __forceinline__ void apply_any(Vector (&vectors)[kPartVectors], const Tile& tile,
-                                          uint32_t first, const Rows& rows,
-                                          const Centring& centring, const Affine* affines) {
+__device__ __forceinline__ void apply_short(const Vector& x, typename Stored<kY>::Type* y,
+                                            const Centring& centring, const Affine& affine) {
+  float values[kVector];
+  x.unpack<kX>(values);
+  normalise(values, centring, affine);
+  if constexpr (kActivation == Activation::kSilu) {
 #pragma unroll
-  for (uint32_t k = 0; k < kPartVectors; ++k) {
-    const uint32_t v = first + kTeamThreads * k;
-    if (v >= tile.vectors) break;
-    vectors[k].bits = normalise_any<kX, kY, kActivation>(vectors[k].bits, tile.start + kVector * v,
-                                                         rows, centring, affines);
+    for (float& value : values) value = silu_short(value);
   }
+  store_vector<kY>(y, values);
 }
 
-// A team's part of a tile, to the team's stage and out.
-__device__ __forceinline__ void store_part(const RingBlock& block, const Tile& tile, uint32_t begin,
-                                           uint32_t team, uint32_t thread,
-                                           const Vector (&vectors)[kPartVectors]) {
-  uint4* const stage = reinterpret_cast<uint4*>(block.stage(team));
-  if (thread == 0) wait_for_reads();
-  sync_team(team);
-#pragma unroll
-  for (uint32_t k = 0; k < kPartVectors; ++k) stage[thread + kTeamThreads * k] = vectors[k].bits;
-  before_bulk_store();
-  sync_team(team);
-  if (thread != 0) return;
-  const uint32_t count = min(tile.vectors - begin, kTeamThreads * kPartVectors);
-  auto* const y = static_cast<uint16_t*>(block.range.y) + tile.offset;
-  bulk_store(y + kVector * begin, stage, 16 * count);
-}
-
-// By one team. x comes into registers, which frees the slot while the group is still incomplete; y
-// goes out a part at a time.
+// By one team. x comes into registers, which frees the slot while the group is still incomplete.
 template <DType kX, DType kY, Activation kActivation>
 __device__ __forceinline__ void apply_tile(const RingBlock& block, const RingSlot& at,
-                                           uint32_t& left, uint32_t team, uint32_t thread) {
+                                           uint32_t& left, uint32_t thread) {
   RingShared& s = block.shared;
   s.full[at.slot].wait(at.phase);
   const Tile tile = s.tile[at.slot];
@@ -142,17 +95,21 @@ __device__ __forceinline__ void apply_tile(const RingBlock& block, const RingSlo
   const Centring centring = s.centring[buffer];
   const Affine* const affines = s.affines[buffer];
   const Affine affine = affines[tile.row];
+  auto* const y = static_cast<typename Stored<kY>::Type*>(block.range.y) + tile.offset;
 #pragma unroll
   for (uint32_t part = 0; part < kTileParts; ++part) {
-    const uint32_t begin = kTeamThreads * kPartVectors * part;  // vectors
-    if (begin >= tile.vectors) break;
-    if (tile.one_row && is_short<kX, kActivation>(x[part], centring, affine)) {
-      apply_short<kX, kY, kActivation>(x[part], centring, affine);
-    } else {
-      apply_any<kX, kY, kActivation>(x[part], tile, begin + thread, block.grid.rows, centring,
-                                     affines);
+    const bool all_short = tile.one_row && is_short<kX, kActivation>(x[part], centring, affine);
+#pragma unroll
+    for (uint32_t k = 0; k < kPartVectors; ++k) {
+      const uint32_t v = thread + kTeamThreads * (kPartVectors * part + k);
+      if (v >= tile.vectors) break;
+      if (all_short) {
+        apply_short<kX, kY, kActivation>(x[part][k], y + kVector * v, centring, affine);
+      } else {
+        apply_any<kX, kY, kActivation>(x[part][k].bits, y + kVector * v, tile.start + kVector * v,
+                                       block.grid.rows, centring, affines);
+      }
     }
-    store_part(block, tile, begin, team, thread, x[part]);
   }
 }
 
@@ -170,12 +127,11 @@ __device__ __forceinline__ void apply_tiles(const RingBlock& block, uint32_t tea
     for (; i < group.tiles; i += kApplyTeams) {
       RingSlot at = first;
       at.advance(grid.slots, group.applied(i));
-      apply_tile<kX, kY, kActivation>(block, at, left, team, thread);
+      apply_tile<kX, kY, kActivation>(block, at, left, thread);
     }
     i -= group.tiles;
     first.advance(grid.slots, group.tiles + group.again());
   }
-  if (thread == 0) wait_for_stores();
   leave_groups(block.shared, left, Walk::groups_of_block(range, grid));
 }
 

@@ -11,21 +11,19 @@ namespace gnsilu {
 
 constexpr int kSumWarps = 4;
 constexpr int kChainsOfWarp = kSpanChains / kSumWarps;  // of the span
-constexpr int kApplyTeams = kRingStages;                // a tile each
+constexpr int kApplyTeams = kRingTeams;                 // a tile each
 constexpr int kTeamWarps = 4;
 constexpr int kTeamThreads = kTeamWarps * kWarp;
 constexpr int kFinishWarps = 2;                  // a group each
 constexpr int kServiceWarps = 2 + kFinishWarps;  // loading, publishing
 constexpr int kWorkWarps = kSumWarps + kApplyTeams * kTeamWarps;
 constexpr uint32_t kTileVectors = kRingTile / kVector;
-constexpr uint32_t kTileParts = kRingTile / kRingStage;
-constexpr uint32_t kPartVectors = kRingStage / kVector / kTeamThreads;  // a thread
-// More loads at a time delay the exchange between blocks.
-constexpr int kLoadsInFlight = 3;
+constexpr uint32_t kPartVectors = 2;  // of a tile, that a thread turns into y at a time
+constexpr uint32_t kTileParts = kTileVectors / kTeamThreads / kPartVectors;
 constexpr int kSpanBuffers = 1;   // spans between summing and publishing
 constexpr int kGroupBuffers = 8;  // groups between finishing and leaving
 static_assert(kTileVectors == kChainStride, "a tile has a block of each of the span's chains");
-static_assert(kRingStages <= kRingMinSlots && kLoadsInFlight <= kRingMinSlots,
+static_assert(kRingTeams <= kRingMinSlots && kRingMostInFlight <= kRingMinSlots,
               "a slot comes round again only after a team, or the loading thread, has seen it");
 static_assert(kGroupBuffers >= kFinishWarps, "a buffer comes round again after its group is left");
 static_assert(kRingThreads == (kServiceWarps + kWorkWarps) * kWarp, "the chooser tells it");
@@ -63,10 +61,12 @@ struct RingGrid {
   uint32_t groups;
   uint32_t slots;
   uint32_t kept;  // tiles of a group
+  uint32_t in_flight;
   uint32_t span_tiles;
   uint32_t last_span_tiles;  // of a group's last span
   uint32_t jump_groups;      // blocks = jump_groups * spans + jump_spans
   uint32_t jump_spans;
+  uint32_t barrier;  // of kGridBarriers: this launch's
   Rows rows;
 };
 
@@ -178,13 +178,10 @@ struct RingBlock {
   const GroupRange& range;
   const RingGrid& grid;
   RingShared& shared;
-  uint16_t* tiles;  // grid.slots of x, then a stage of y for each team
+  uint16_t* tiles;  // grid.slots
 
   __device__ __forceinline__ uint16_t* elements(uint32_t slot) const {
     return tiles + slot * static_cast<uint32_t>(kRingTile);
-  }
-  __device__ __forceinline__ uint16_t* stage(uint32_t team) const {
-    return elements(grid.slots) + team * static_cast<uint32_t>(kRingStage);
   }
   // Where the blocks put the moments of a group's spans, and the normalisation of a group: 4 words.
   __device__ __forceinline__ uint64_t* moments(uint32_t group) const {

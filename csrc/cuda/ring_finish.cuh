@@ -89,9 +89,10 @@ __device__ __forceinline__ void await_own_spans(RingShared& s, uint32_t spans) {
   uint32_t published = 0;
   for (uint32_t looks = 0;; count_look(looks)) {
     if (threadIdx.x % kWarp == 0) published = atomicAdd_block(&s.published, 0);
-    if (__shfl_sync(0xffffffffu, published, 0) >= spans) return;
+    if (__shfl_sync(0xffffffffu, published, 0) >= spans) break;
     __nanosleep(kPause);
   }
+  __threadfence_block();
 }
 
 // kFinishWarps warps, which take the groups that the block has a part of in turn: scales and
@@ -118,13 +119,14 @@ __device__ __forceinline__ void finish_groups(const RingBlock& block, uint32_t w
       parameters[i] = RawParameters::load(range, in_sample, row);
     }
     Normalisation normalisation;
+    // The result cannot be there before the block's own part: until then, spare the memory. And
+    // nothing can, before the first.
+    await_own_spans(s, merges ? 1 : spans);
     if (merges) {
       const GroupMoments moments = gather_moments(block, group);
       normalisation = normalisation_of(moments.variance, moments.centre, range.eps);
       publish(block, group, normalisation);
     } else {
-      // The result cannot be there before the block's own part: until then, spare the memory.
-      await_own_spans(s, spans);
       normalisation = await_normalisation(block, group);
     }
     if (local >= kGroupBuffers) s.left[buffer].wait(parity(local, kGroupBuffers) ^ 1);

@@ -24,7 +24,7 @@ struct TileLoader {
     RingShared& s = block.shared;
     const GroupRange& range = block.range;
     Barrier& full = await_slot();
-    if (count > kLoadsInFlight) {
+    if (count > block.grid.in_flight) {
       s.full[landed.slot].wait(landed.phase);
       landed.advance(block.grid.slots);
     }
@@ -54,15 +54,6 @@ struct TileLoader {
   }
 };
 
-// One thread: the first tiles into L2, before the ring is ready for them.
-__device__ __forceinline__ void prefetch_tiles(const GroupRange& range, const RingGrid& grid) {
-  Walk walk = Walk::begin(range);
-  for (int i = 0; i < kLoadsInFlight && walk.in(grid); ++i) {
-    bulk_prefetch(range.x + walk.offset(range), 2 * walk.size(range));
-    walk.next_tile(range, grid);
-  }
-}
-
 // One thread: from global memory into the ring.
 __device__ __forceinline__ void load_tiles(const RingBlock& block) {
   TileLoader loader{block};
@@ -84,9 +75,9 @@ __device__ __forceinline__ void load_tiles(const RingBlock& block) {
 }
 
 // kSumWarps warps, some chains of every span each: warp w chains w, w + kSumWarps, …
-template <DType kX>
+template <DType kX, class Chunk>
 __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp) {
-  using Reader = ChainReader<kX, TreeChunk, Unscaled>;
+  using Reader = ChainReader<kX, Chunk, Unscaled>;
   RingShared& s = block.shared;
   const uint32_t lane = threadIdx.x % kWarp;
   Reader readers[kChainsOfWarp];
@@ -140,12 +131,15 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp)
   }
 }
 
-// One warp: the moments of the block's spans, for all blocks.
+// One warp: the moments of the block's spans, for all blocks. Its first lane waits until all blocks
+// have cleared the exchange, which they have, as a rule, before the first span is summed.
 template <DType kX>
 __device__ __forceinline__ void publish_spans(const RingBlock& block) {
   RingShared& s = block.shared;
   const GroupRange& range = block.range;
   const uint32_t lane = threadIdx.x % kWarp;
+  GridBarrier cleared;
+  if (lane == 0) cleared = GridBarrier::arrive(block.grid.barrier);
   uint32_t j = 0;
   for (Walk walk = Walk::begin(range); walk.in(block.grid);
        walk.next_span(range, block.grid), ++j) {
@@ -163,8 +157,10 @@ __device__ __forceinline__ void publish_spans(const RingBlock& block) {
         checked<kX>(moments_of(warp_sum(sums), pivot, size, inverse_size),
                     range.x + walk.offset(range), static_cast<uint32_t>(size));
     if (lane == 0) {
+      if (j == 0) cleared.wait();
       store_pair(block.moments(walk.group) + 2 * walk.span, message(moments.mean),
                  message(moments.squares));
+      __threadfence_block();
       atomicExch_block(&s.published, j + 1);
     }
     __syncwarp();

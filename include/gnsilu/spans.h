@@ -15,6 +15,9 @@ constexpr int64_t kMinSpan = 512;
 constexpr int64_t kFewSpans = 64;
 // 32 KB, where the work on a span hides everything around it: then their number grows.
 constexpr int64_t kLongSpan = 16384;
+// Groups of 0.5 MB and more are the ring's (ring.h), whose tile no span may be smaller than.
+constexpr int64_t kLargeGroup = int64_t{1} << 18;
+constexpr int64_t kLargeGroupSpan = 8192;
 // Most spans a group: what every block merges before it can use the group's mean. Beyond it they
 // double again. Up to 20 MB of a group are spans of 32 KB, of which the ring can share out evenly.
 constexpr int64_t kMaxSpans = 640;
@@ -34,6 +37,7 @@ struct Spans {
 constexpr Spans spans_of(int64_t group_size) {
   int64_t size = kMinSpan;
   while (size < kLongSpan && size * kFewSpans < group_size) size *= 2;
+  if (group_size >= kLargeGroup && size < kLargeGroupSpan) size = kLargeGroupSpan;
   while (size * kMaxSpans < group_size) size *= 2;
   return {size, (group_size + size - 1) / size};
 }

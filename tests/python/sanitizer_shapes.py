@@ -62,10 +62,7 @@ def calls(every_nth: int) -> Iterator[None]:
 
 
 def ring_calls() -> Iterator[None]:
-    """y leaves by bulk copies, of which initcheck sees no more than the first bytes: it begins as
-    NaN, so that initcheck takes it as written, and the comparison finds what is not."""
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives
-    for dtype, y_dtype in itertools.product(HALVES, HALVES):
+    for dtype, y_dtype in itertools.product(HALVES, Y_DTYPES):
         for shape in RING_SHAPES:
             x = torch.randn(shape).to(dtype)
             weight, bias = torch.randn(shape[1]), torch.randn(shape[1])
