@@ -48,7 +48,8 @@ constexpr Ring ring_of(const Spans& spans, int blocks, int64_t shared_memory_per
   const int64_t slots = room > 0 ? room / (2 * kRingTile) : 0;
   Ring ring{blocks, static_cast<int>(slots < kRingMaxSlots ? slots : kRingMaxSlots), 0, 0};
   ring.kept = ring.slots + kRingTeams - (is_read_once(spans, ring) ? 0 : 2);
-  ring.in_flight = is_read_once(spans, ring) && ring_share(spans, blocks) >= 7 ? 2 : kRingMostInFlight;
+  ring.in_flight =
+      is_read_once(spans, ring) && ring_share(spans, blocks) >= 7 ? 2 : kRingMostInFlight;
   return ring;
 }
 
