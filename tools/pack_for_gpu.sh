@@ -3,7 +3,7 @@
 #
 #   carry/site    the installed package
 #   carry/tests   the built C++ test programs
-#   carry/wheels  diffusers, for the demo
+#   carry/wheels  diffusers, for the demo; pytest-xdist and pytest-timeout, for the tests
 #
 # usage: tools/pack_for_gpu.sh PYTHON BUILD_FOLDER
 # There, in a copy of this folder:  tools/run_on_gpu.sh OUTPUT_FOLDER
@@ -26,7 +26,9 @@ cp "$build"/tests/* carry/tests/
 for test in carry/tests/*_test; do
   "$test" --gtest_brief=1
 done
-if ! ls carry/wheels/diffusers-*.whl >/dev/null 2>&1; then
-  "$python" -m pip download --quiet --no-deps --dest carry/wheels diffusers
-fi
+for wheel in diffusers pytest-timeout pytest-xdist execnet; do
+  if ! ls carry/wheels/"${wheel//-/_}"-*.whl >/dev/null 2>&1; then
+    "$python" -m pip download --quiet --no-deps --dest carry/wheels $wheel
+  fi
+done
 du -sh carry

@@ -32,8 +32,10 @@ start_tests() {
   # What was running is in the log, whatever ends it. Threads that wait must not spin: on cores that
   # are shared with others that takes many times as long.
   local options='-v -o faulthandler_timeout=60'
-  python3 -c 'import pytest_timeout' 2>/dev/null && options+=' --timeout=100'
-  OMP_WAIT_POLICY=passive PYTEST_ADDOPTS="$options ${PYTEST_ADDOPTS:-}" \
+  python3 -c 'import pytest_timeout' 2>/dev/null && options+=' --timeout=200'
+  # Side by side, by the file: a test that limits the GPU's memory does it for its process.
+  python3 -c 'import xdist' 2>/dev/null && options+=' -n 7 --dist loadfile'
+  OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 PYTEST_ADDOPTS="$options ${PYTEST_ADDOPTS:-}" \
     PYTHONPATH="$tests/tree/carry/site:$wheels" \
     setsid bash -c 'cd "$0/tree"
       make gpu-test INSTALLED=1 PYTHON=python3 GTEST_DIR=carry/tests
