@@ -10,6 +10,8 @@ from pathlib import Path
 import gnsilu
 import pytest
 import torch
+from gnsilu import _C
+from programs import KERNELS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cpp"
 
@@ -55,10 +57,10 @@ def test_a_program_without_torch(programs):
         assert output == "no GPU; one of 132 multiprocessors would take resident\n"
 
 
-def test_the_kernels_need_no_torch():
-    library = Path(gnsilu.library_path()).with_name("libgnsilu_kernels.so")
+@pytest.mark.parametrize("file", [KERNELS, _C.__file__], ids=["kernels", "module"])
+def test_what_serves_every_torch_needs_none(file):
     needed = subprocess.run(
-        ["readelf", "-d", library], capture_output=True, text=True, env=os.environ
+        ["readelf", "-d", file], capture_output=True, text=True, env=os.environ
     ).stdout
-    assert "libstdc++" in needed
+    assert "libstdc++" in needed and "libgnsilu_ops" not in needed
     assert not [line for line in needed.splitlines() if "libtorch" in line or "libc10" in line]
