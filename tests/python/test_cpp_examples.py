@@ -19,8 +19,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cpp"
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """The folder of the built programs."""
-    cmake = pytest.importorskip("cmake", reason="no CMake from PyPI here").CMAKE_BIN_DIR
-    cmake = shutil.which("cmake", path=cmake)
+    cmake = pytest.importorskip("cmake", reason="no CMake from PyPI here")
+    if not hasattr(cmake, "CMAKE_BIN_DIR"):  # this repository's folder of that name
+        pytest.skip("no CMake from PyPI here")
+    cmake = shutil.which("cmake", path=cmake.CMAKE_BIN_DIR)
     folder = tmp_path_factory.mktemp("examples")
     settings = {
         "CMAKE_PREFIX_PATH": gnsilu.cmake_prefix_path(),
