@@ -69,5 +69,5 @@ def _folder_for(version: str) -> Path:
     served = sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
     raise ImportError(
         f"gnsilu was built for torch {', '.join(served)}; this is torch {version}. "
-        f"In gnsilu's source folder run: {REBUILD}"
+        f"Install one of those, or in gnsilu's source folder run: {REBUILD}"
     )
