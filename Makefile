@@ -2,6 +2,7 @@
 #
 # PYTHON  the interpreter to start from           make test PYTHON=python3.12
 # TORCH   the version of torch to build against   make test TORCH=2.9.1
+#         several for `wheel` and `test-wheel`    make wheel TORCH="2.11.0 2.15.0"
 # Each pair of a Python version and a torch has a virtual environment and a build folder of its own.
 
 PYTHON ?= python3
@@ -11,7 +12,8 @@ TORCH ?= 2.11.0
 tag = $(eval tag := $(shell $(PYTHON) tools/setup_env.py --tag))$(or $(tag),$(error \
   PYTHON=$(PYTHON) is of no use here: gnsilu needs Python 3.10 or newer))
 python = $(if $(tag),$(PYTHON))
-name = $(tag)-torch$(TORCH)
+name = $(tag)-torch$(if $(word 2,$(TORCH)),$(error \
+  TORCH=$(TORCH): wheel and test-wheel alone take several),$(TORCH))
 venv = .venv-$(name)
 build = build/$(name)
 run = $(venv)/bin/python
@@ -47,19 +49,30 @@ test-diffusers: ## gnsilu.patch on the models of another diffusers: DIFFUSERS=0.
 	  diffusers==$(DIFFUSERS)
 	PYTHONPATH=build/diffusers-$(DIFFUSERS) $(run) -m pytest -ra tests/python/test_patch_diffusers.py
 
-# Built in the folder of `make test`, so that only what changed is compiled; any torch but TORCH's
-# minor version refuses it.
-wheel: ## a wheel for this Python and this torch, into dist/
+# Built in the folders of `make test`, so that only what changed is compiled; any torch but those of
+# TORCH's minor versions refuses it. For several, a wheel for each is built, and one made of them.
+WHEELS := dist
+first_torch_run = .venv-$(tag)-torch$(firstword $(TORCH))/bin/python
+wheel: ## a wheel for this Python and this torch, or these: TORCH="2.11.0 2.15.0"; into dist/
+ifeq ($(word 2,$(TORCH)),)
 	@$(setup) test
 	GNSILU_BUILD_DIR=$(build) GNSILU_BUILD_TESTS=ON \
-	  $(run) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+	  $(run) -m pip wheel --no-build-isolation --no-deps --wheel-dir $(WHEELS) .
+else
+	rm -rf build/wheels
+	set -e; for torch in $(TORCH); do $(MAKE) wheel TORCH=$$torch WHEELS=build/wheels; done
+	$(first_torch_run) tools/merge_wheels.py --output dist build/wheels/gnsilu-*.whl
+endif
 
-test-wheel: wheel ## the Python tests against that wheel, in a fresh environment
-	rm -rf build/wheel-venv
-	$(run) -m venv build/wheel-venv
-	build/wheel-venv/bin/pip install --quiet torch==$(TORCH) pytest hypothesis numpy \
-	  "$$(ls -t dist/gnsilu-*.whl | head -n 1)"
-	GNSILU_CPP_TESTS=$(abspath $(build)/tests) build/wheel-venv/bin/python -m pytest -ra tests/python
+test-wheel: wheel ## the Python tests against that wheel, in a fresh environment for each torch
+	set -e; for torch in $(TORCH); do \
+	  rm -rf build/wheel-venv; \
+	  $(first_torch_run) -m venv build/wheel-venv; \
+	  build/wheel-venv/bin/pip install --quiet torch==$$torch pytest hypothesis numpy wheel "cmake>=3.24" \
+	    "$$(ls -t dist/gnsilu-*.whl | head -n 1)"; \
+	  GNSILU_CPP_TESTS=$(abspath build)/$(tag)-torch$$torch/tests \
+	    build/wheel-venv/bin/python -m pytest -ra tests/python; \
+	done
 
 gpu-test: ## every test on a GPU, memory checkers too; writes tests/gpu_record.json
 	@$(if $(INSTALLED),,nvidia-smi -L >/dev/null 2>&1 || \

@@ -17,11 +17,12 @@ foreach(name VERSION CUDA_VERSION CXX11_ABI INCLUDE_DIRS LIBRARY_DIR NVIDIA_DIRS
   set(TORCH_${name} "${CMAKE_MATCH_1}")
 endforeach()
 
-# The language of torch's headers, and so of all our C++: they use C++20 from 2.14 on.
+# The language of torch's headers, and so of what includes them: they use C++20 from 2.14 on. The
+# rest is C++17 whatever the torch, so that its libraries come out the same.
 if(TORCH_VERSION VERSION_GREATER_EQUAL 2.14)
-  set(CMAKE_CXX_STANDARD 20)
+  set(torch_standard 20)
 else()
-  set(CMAKE_CXX_STANDARD 17)
+  set(torch_standard 17)
 endif()
 
 # Our libraries hand each other std::string; all have to use torch's layout of it.
@@ -30,7 +31,8 @@ add_compile_definitions(_GLIBCXX_USE_CXX11_ABI=${TORCH_CXX11_ABI})
 add_library(gnsilu_torch INTERFACE)
 add_library(gnsilu::torch ALIAS gnsilu_torch)
 target_include_directories(gnsilu_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+target_compile_features(gnsilu_torch INTERFACE cxx_std_${torch_standard})
 target_link_directories(gnsilu_torch INTERFACE ${TORCH_LIBRARY_DIR})
 target_link_libraries(gnsilu_torch INTERFACE torch torch_cpu c10)
 message(STATUS
-  "PyTorch ${TORCH_VERSION} in ${TORCH_LIBRARY_DIR}, C++${CMAKE_CXX_STANDARD}")
+  "PyTorch ${TORCH_VERSION} in ${TORCH_LIBRARY_DIR}, C++${torch_standard}")

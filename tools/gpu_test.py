@@ -96,8 +96,9 @@ def run(command: list[str | Path], limit: float, **environment: str) -> int:
 
 
 def library_folders() -> str:
-    """Where libtorch and the op library lie, for programs that were built on another machine."""
-    folders = [Path(torch.__file__).parent / "lib", Path(gnsilu.library_path()).parent]
+    """Where libtorch and our libraries lie, for programs that were built on another machine."""
+    ops = Path(gnsilu.library_path()).parent
+    folders = [Path(torch.__file__).parent / "lib", ops, ops.parent]  # the kernels beside ops
     before = os.environ.get("LD_LIBRARY_PATH")
     return ":".join([*map(str, folders), *([before] if before else [])])
 

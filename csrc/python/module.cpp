@@ -1,5 +1,5 @@
-// gnsilu._C: choosing and the tuner for Python. Linked to libgnsilu_ops.so, whose state it shares;
-// includes no torch header. python/gnsilu/_C.pyi holds the signatures.
+// gnsilu._C: choosing and the tuner for Python. Linked to libgnsilu_kernels.so, as libgnsilu_ops.so
+// is, and free of torch. python/gnsilu/_C.pyi holds the signatures.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -286,7 +286,6 @@ py::tuple architectures() {
 
 void bind_build_facts(py::module_& m) {
   m.attr("version") = GNSILU_VERSION;
-  m.attr("torch_version") = GNSILU_TORCH_VERSION;
   m.attr("cuda_version") = GNSILU_CUDA_VERSION;  // empty in a build for the CPU only
   m.attr("architectures") = architectures();
   m.attr("compiler") = GNSILU_COMPILER;

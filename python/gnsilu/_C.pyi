@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 version: str
-torch_version: str
-"""The torch version this library was built for."""
 cuda_version: str
 """The CUDA toolkit it was built with; empty in a build for the CPU only."""
 architectures: tuple[str, ...]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnsilu import _C
 from gnsilu.functional import _normalised
+from gnsilu.library import built_for
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def build_info() -> BuildInfo:
     """With what and for what this build of gnsilu was made."""
     return BuildInfo(
         version=_C.version,
-        torch=_C.torch_version,
+        torch=built_for(),
         cuda=_C.cuda_version,
         architectures=tuple(_C.architectures),
         compiler=_C.compiler,

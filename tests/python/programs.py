@@ -1,4 +1,4 @@
-"""The C++ programs of tests/cpp, and how tensors reach them."""
+"""The C++ programs of tests/cpp, how tensors reach them, and the kernels' library."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import gnsilu
 import pytest
 import torch
 from gpu_test import library_folders
 from torch import Tensor
+
+KERNELS = Path(gnsilu.__file__).parent / "lib" / "libgnsilu_kernels.so"
 
 
 class Holder(torch.nn.Module):

@@ -17,10 +17,14 @@ import pytest
 import setup_env
 import torch
 from fat_binary import device_code
+from packaging.requirements import Requirement
 from processes import output_of, run_python
+from programs import KERNELS
 
 PACKAGE = Path(gnsilu.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
+MINOR = ".".join(torch.__version__.split(".")[:2])
+TORCH_FOLDER = f"torch{MINOR}"
 # Asserts that the ops work, whichever way they were loaded.
 CALL = f"""
 import sys
@@ -95,36 +99,82 @@ def test_case_51_the_ops_are_registered_however_they_are_loaded(program: str) ->
     output_of(f"import sys, torch\n{program}\n{CALL}")
 
 
-def test_module_and_ops_share_one_library() -> None:
+def test_module_and_ops_share_one_library_of_kernels() -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc/self/maps to list the loaded libraries")
-    loaded = {line.split()[-1] for line in maps.read_text().splitlines() if "gnsilu_ops" in line}
-    assert loaded == {str(Path(gnsilu.library_path()).resolve())}
+    files = {line.split()[-1] for line in maps.read_text().splitlines() if "libgnsilu_" in line}
+    assert files == {str(Path(path).resolve()) for path in (gnsilu.library_path(), KERNELS)}
 
 
-def test_a_missing_library_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
-    shutil.rmtree(copy_of_package(tmp_path) / "lib")
-    done = run_python("import gnsilu", PYTHONPATH=str(tmp_path))
+def import_error(folder: Path) -> str:
+    """What importing the package of that folder fails with."""
+    done = run_python("import gnsilu", PYTHONPATH=str(folder))
     assert done.returncode != 0
-    assert re.search(r"ImportError: .*libgnsilu_ops.*pip install --no-build-isolation", done.stderr)
+    *_, last = done.stderr.strip().splitlines()
+    assert last.startswith("ImportError: ") and "pip install --no-build-isolation" in last
+    return last
 
 
-def test_a_broken_library_is_an_import_error_that_says_what_to_do(tmp_path: Path) -> None:
-    (copy_of_package(tmp_path) / "lib" / "libgnsilu_ops.so").write_bytes(b"\x7fELF, cut short")
-    done = run_python("import gnsilu", PYTHONPATH=str(tmp_path))
-    assert done.returncode != 0
-    assert re.search(r"ImportError: .*libgnsilu_ops.*pip install --no-build-isolation", done.stderr)
+def test_without_libraries_it_is_not_built(tmp_path: Path) -> None:
+    package = copy_of_package(tmp_path)
+    shutil.rmtree(package / "lib")
+    assert f"gnsilu at {package} is not built" in import_error(tmp_path)
 
 
-def test_another_torch_is_an_import_error_that_names_both(tmp_path: Path) -> None:
-    facts = copy_of_package(tmp_path) / "_built_for.py"
-    facts.write_text(facts.read_text("utf-8").replace(gnsilu.build_info().torch, "1.13.1"), "utf-8")
-    done = run_python("import gnsilu", PYTHONPATH=str(tmp_path))
-    assert done.returncode != 0
-    assert "built for torch 1.13.1" in done.stderr
-    assert f"this is torch {torch.__version__}" in done.stderr
-    assert "pip install --no-build-isolation" in done.stderr
+@pytest.mark.parametrize("content", [None, b"\x7fELF, cut short"], ids=["missing", "broken"])
+def test_a_library_that_cannot_be_loaded_is_an_import_error(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    library = copy_of_package(tmp_path) / "lib" / TORCH_FOLDER / "libgnsilu_ops.so"
+    library.unlink()
+    if content is not None:
+        library.write_bytes(content)
+    message = import_error(tmp_path)
+    assert f"libgnsilu_ops.so for torch {gnsilu.build_info().torch}" in message
+    assert f"this is torch {torch.__version__}" in message
+
+
+# --- The library for this torch -----------------------------------------------------------------
+
+
+def test_a_torch_that_is_not_served_is_an_import_error_that_names_those_that_are(
+    tmp_path: Path,
+) -> None:
+    libraries = copy_of_package(tmp_path) / "lib"
+    for folder in libraries.glob("torch*"):
+        shutil.rmtree(folder)
+    for served in ("1.10", "1.9"):
+        (libraries / f"torch{served}").mkdir()
+    message = import_error(tmp_path)
+    assert f"built for torch 1.9, 1.10; this is torch {torch.__version__}" in message
+
+
+@pytest.mark.parametrize(
+    ("version", "folder"),
+    [
+        ("2.1.0", "torch2.1"),
+        ("2.11.0", "torch2.11"),
+        ("2.11.7+cu130", "torch2.11"),
+        ("2.11.0a0+git1234567", "torch2.11"),
+    ],
+)
+def test_the_library_is_that_of_torchs_minor_version(
+    version: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for served in ("2.1", "2.11"):
+        (tmp_path / f"torch{served}").mkdir()
+    monkeypatch.setattr("gnsilu.library.LIBRARIES", tmp_path)
+    monkeypatch.setattr(torch, "__version__", version)
+    assert gnsilu.library_path() == str(tmp_path / folder / "libgnsilu_ops.so")
+    assert gnsilu.cmake_prefix_path() == str(tmp_path / folder)
+
+
+def test_a_folder_for_another_torch_changes_nothing(tmp_path: Path) -> None:
+    (copy_of_package(tmp_path) / "lib" / "torch1.13").mkdir()
+    program = f"import gnsilu, torch\n{CALL}\nprint(gnsilu.library_path())"
+    library = tmp_path / "gnsilu" / "lib" / TORCH_FOLDER / "libgnsilu_ops.so"
+    assert output_of(program, PYTHONPATH=str(tmp_path)) == str(library)
 
 
 # --- The set-up of `make` -----------------------------------------------------------------------
@@ -174,10 +224,17 @@ def test_case_52_build_info() -> None:
         info.version = "2"  # type: ignore[misc]
 
 
-def test_the_package_asks_for_the_torch_that_it_was_built_for() -> None:
-    minor = ".".join(torch.__version__.split(".")[:2])
-    assert importlib.metadata.version("gnsilu") == f"{gnsilu.__version__}+torch{minor}"
-    assert f"torch=={minor}.*" in (importlib.metadata.requires("gnsilu") or [])
+def test_the_package_asks_for_the_torches_that_it_was_built_for() -> None:
+    served = {path.name.removeprefix("torch") for path in KERNELS.parent.glob("torch*")}
+    assert MINOR in served
+    version, _, local = importlib.metadata.version("gnsilu").partition("+")
+    assert version == gnsilu.__version__
+    assert {part.strip(".") for part in local.split("torch") if part} == served
+    wanted = [Requirement(text) for text in importlib.metadata.requires("gnsilu") or []]
+    (of_torch,) = (requirement.specifier for requirement in wanted if requirement.name == "torch")
+    for minor in (f"{major}.{number}" for major in (1, 2, 3) for number in range(30)):
+        for release in (f"{minor}.0", f"{minor}.1+cu130", f"{minor}.0a0+git1234567"):
+            assert of_torch.contains(release, prereleases=True) == (minor in served), release
 
 
 @pytest.mark.skipif(
@@ -213,8 +270,7 @@ def test_case_52_build_info_of_the_kernels() -> None:
 
 def test_case_52_the_kernels_are_in_the_library() -> None:
     # On a machine without a GPU as well: the build does not need one. Without CUDA, nothing.
-    library = Path(gnsilu.library_path()).with_name("libgnsilu_kernels.so").read_bytes()
-    assert device_code(library) == set(gnsilu.build_info().architectures)
+    assert device_code(KERNELS.read_bytes()) == set(gnsilu.build_info().architectures)
 
 
 ARCHITECTURES = """

@@ -1,3 +1,0 @@
-"""Written by the build beside the libraries: what can be asked before they are loaded."""
-
-torch_version: str
