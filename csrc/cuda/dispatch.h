@@ -3,7 +3,6 @@
 
 #include <type_traits>
 
-#include "gnsilu/moments.h"
 #include "gnsilu/plan.h"
 #include "gnsilu/problem.h"
 
@@ -24,13 +23,6 @@ auto dispatch_y(DType dtype, F f) {
   if (dtype == DType::kBFloat16) return f(DTypeConstant<DType::kBFloat16>());
   if (dtype == DType::kFloat16) return f(DTypeConstant<DType::kFloat16>());
   return f(DTypeConstant<DType::kFloat32>());
-}
-
-// Calls f with the way in which chunks are summed for results of that type.
-template <class F>
-auto dispatch_chunk(DType y_dtype, F f) {
-  if (y_dtype == DType::kFloat32) return f(ExactChunk<>());
-  return f(TreeChunk());
 }
 
 template <class F>

@@ -13,9 +13,11 @@ namespace gnsilu {
 
 constexpr uint64_t kAbsent = ~uint64_t{0};  // a NaN that no arithmetic gives
 
-// Counters of the blocks that have come to their grid's barrier. Launches take them in turn, since
-// two at a time on one would spoil it: these would have to run side by side, 64 launches apart,
-// where a block leaves no room on its multiprocessor for another.
+// Counters of the blocks that have come to their grid's barrier. Two launches on one counter keep
+// apart by themselves where each has a block for every multiprocessor, and one leaves no room there
+// for another: since no block ends before it has waited, the next launch's first block comes when
+// all of this one have come, and its last when all of this one have ended. Launches of fewer
+// blocks, which tests make, take the counters in turn.
 constexpr uint32_t kGridBarriers = 64;
 static __device__ uint32_t grid_arrivals[kGridBarriers];
 

@@ -59,6 +59,9 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
   if (kernel == nullptr) kernel = &ignored;
   if (problem.numel() == 0) return cudaSuccess;
   if (plan.route == Route::kFallback) return cudaErrorInvalidValue;
+  const uintptr_t addresses =
+      reinterpret_cast<uintptr_t>(arguments.x) | reinterpret_cast<uintptr_t>(arguments.y);
+  if (plan.route == Route::kRing && addresses % 16 != 0) return cudaErrorInvalidValue;
 
   GroupRange range{};
   range.group_size = problem.group_size();
@@ -75,8 +78,8 @@ cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& ar
   const int64_t y_size = size_in_bytes(problem.y_dtype);
 
   // One turn unless the partial results of all groups exceed the workspace, which takes 19 MB of x
-  // at least in three_pass, 34 MB in two_pass and the ring (groups of two spans, the second of one
-  // element).
+  // at least in three_pass, 34 MB in two_pass (groups of two spans, the second of one element) and
+  // 1 GB in the ring.
   for (int64_t first = 0; first < problem.group_count(); first += plan.groups_per_launch) {
     range.first_in_sample = static_cast<uint32_t>(first % problem.num_groups);
     range.groups = std::min(plan.groups_per_launch, problem.group_count() - first);

@@ -4,10 +4,10 @@
 // A block is a ring of tiles in shared memory, and warps that each do one thing:
 //
 //   load     bulk copies of x into free slots (ring_sum.cuh)               one thread
-//   sum      two chains of each span's sums                                four warps
+//   sum      a chain of each span's sums                                   eight warps
 //   publish  the span's moments, for all blocks                            one warp
 //   finish   a group's moments, scales and shifts (ring_finish.cuh)        two warps, in turn
-//   apply    x into registers, which frees the slot; once the group is     four teams of four
+//   apply    x into registers, which frees the slot; once the group is     three teams of four
 //            finished, y (ring_apply.cuh)                                  warps, a tile each
 //
 // They wait for each other by barriers in shared memory, blocks by words in global memory
@@ -15,14 +15,16 @@
 // more than its share of a group and the tiles before, for which there is room; where there is not,
 // what it cannot keep is read again. Sums and merge are those of two_pass, and so are the bits.
 //
-// Reads x and writes y once, 4 bytes an element (6 to FP32). 17 instructions an element, BF16 with
-// SiLU: 4.8 to sum, 12 to apply, counted in the loops of cuobjdump -sass for sm_90; around the
-// tiles and waiting some more (docs/design.md has what was executed). H200: x1.11 to x1.29 of a
-// copy for activations of 64 MB and more in groups to 20 MB, x1.42 at groups of 34 MB.
+// Reads x and writes y once, 4 bytes an element (6 to FP32). 19 instructions an element, BF16 with
+// SiLU: 7.1 to sum, 12 to apply, counted in the loops of cuobjdump -sass for sm_90; around the
+// tiles and waiting some more (docs/design.md has what was executed). H200, with sums of 32 in FP32
+// and four warps and teams: x1.11 to x1.31 of a copy for activations of 64 MB and more in groups to
+// 20 MB, x1.42 at groups of 34 MB. (Such sums broke the bound of docs/exactness.md for x of heavy
+// tails.)
 //
 // What was tried and lost there: y by bulk copies from shared memory (x1.18 to x1.42; their stages
-// took the room of two slots), x prefetched into L2, more summing warps or teams with fewer
-// registers each, 4 and 8 vectors a thread at a time, programmatic launch.
+// took the room of two slots), x prefetched into L2, more warps with fewer registers each, 4 and 8
+// vectors a thread at a time, programmatic launch.
 #include <atomic>
 
 #include "dispatch.h"
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGr
     const uint32_t thread = threadIdx.x - kWarp * (kServiceWarps + kSumWarps);
     apply_tiles<kX, kY, kActivation>(block, thread / kTeamThreads, thread % kTeamThreads);
   } else if (warp >= kServiceWarps) {
-    sum_tiles<kX, ChunkFor<kY> >(block, warp - kServiceWarps);
+    sum_tiles<kX>(block, warp - kServiceWarps);
   } else if (warp == 0) {
     if (first) load_tiles(block);
   } else if (warp == 1) {

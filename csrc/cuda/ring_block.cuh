@@ -9,9 +9,8 @@
 
 namespace gnsilu {
 
-constexpr int kSumWarps = 4;
-constexpr int kChainsOfWarp = kSpanChains / kSumWarps;  // of the span
-constexpr int kApplyTeams = kRingTeams;                 // a tile each
+constexpr int kSumWarps = kSpanChains;   // a chain each
+constexpr int kApplyTeams = kRingTeams;  // a tile each
 constexpr int kTeamWarps = 4;
 constexpr int kTeamThreads = kTeamWarps * kWarp;
 constexpr int kFinishWarps = 2;                  // a group each
@@ -25,7 +24,7 @@ constexpr int kGroupBuffers = 8;  // groups between finishing and leaving
 static_assert(kTileVectors == kChainStride, "a tile has a block of each of the span's chains");
 static_assert(kRingTeams <= kRingMinSlots && kRingMostInFlight <= kRingMinSlots,
               "a slot comes round again only after a team, or the loading thread, has seen it");
-static_assert(kGroupBuffers >= kFinishWarps, "a buffer comes round again after its group is left");
+static_assert(kGroupBuffers % kFinishWarps == 0, "a buffer is always the same warp's");
 static_assert(kRingThreads == (kServiceWarps + kWorkWarps) * kWarp, "the chooser tells it");
 
 // What the loading thread tells those who take the tile in a slot: they need not find it

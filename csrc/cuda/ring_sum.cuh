@@ -74,13 +74,13 @@ __device__ __forceinline__ void load_tiles(const RingBlock& block) {
   loader.end();
 }
 
-// kSumWarps warps, some chains of every span each: warp w chains w, w + kSumWarps, …
-template <DType kX, class Chunk>
+// kSumWarps warps, a chain of every span each.
+template <DType kX>
 __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp) {
-  using Reader = ChainReader<kX, Chunk, Unscaled>;
+  using Reader = ChainReader<kX, Unscaled>;
   RingShared& s = block.shared;
   const uint32_t lane = threadIdx.x % kWarp;
-  Reader readers[kChainsOfWarp];
+  Reader reader{};
   RingSlot at;
   uint32_t spans = 0;
   bool begins = true;  // a span
@@ -90,30 +90,10 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp)
     const bool last = s.tile[at.slot].last;
     if (vectors == 0) break;
     const uint16_t* const x = block.elements(at.slot);
-    if (begins) {
-      const double pivot = static_cast<double>(to_float<kX>(x[0]));
-#pragma unroll
-      for (Reader& reader : readers) reader = {{}, pivot, {}};
-    }
-    const auto load = [&](uint32_t v) { return load_aligned(x + kVector * v); };
-    if (vectors == kTileVectors) {  // a chunk of each chain
-      Vector loaded[kChainsOfWarp][kChunkVectors];
-#pragma unroll
-      for (uint32_t c = 0; c < kChainsOfWarp; ++c) {
-#pragma unroll
-        for (uint32_t k = 0; k < kChunkVectors; ++k) {
-          loaded[c][k] = load(kBlockVectors * (warp + kSumWarps * c) + lane + kWarp * k);
-        }
-      }
-#pragma unroll
-      for (uint32_t c = 0; c < kChainsOfWarp; ++c) readers[c].add(loaded[c]);
-    } else {
-#pragma unroll
-      for (uint32_t c = 0; c < kChainsOfWarp; ++c) {
-        readers[c].template read_chain<kChunkVectors>(kBlockVectors * (warp + kSumWarps * c),
-                                                      vectors, load);
-      }
-    }
+    if (begins) reader = {{}, static_cast<double>(to_float<kX>(x[0])), {}};
+    // Of each tile its chain has one block.
+    reader.template read_chain<kChunkVectors>(
+        kBlockVectors * warp, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
     __syncwarp();
     if (lane == 0) s.empty[at.slot].arrive();
     at.advance(block.grid.slots, 1 + skip);
@@ -121,11 +101,8 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp)
     if (!last) continue;
     const uint32_t buffer = spans % kSpanBuffers;
     if (spans >= kSpanBuffers) s.taken[buffer].wait(parity(spans, kSpanBuffers) ^ 1);
-#pragma unroll
-    for (uint32_t c = 0; c < kChainsOfWarp; ++c) {
-      s.sums[buffer][warp + kSumWarps * c][lane] = readers[c].chunks.sums;
-    }
-    if (warp == 0 && lane == 0) s.pivot[buffer] = readers[0].pivot;
+    s.sums[buffer][warp][lane] = reader.chunks.sums;
+    if (warp == 0 && lane == 0) s.pivot[buffer] = reader.pivot;
     s.summed[buffer].arrive();
     ++spans;
   }
@@ -165,6 +142,7 @@ __device__ __forceinline__ void publish_spans(const RingBlock& block) {
     }
     __syncwarp();
   }
+  if (lane == 0 && j == 0) cleared.wait();  // before the block ends: see GridBarrier
 }
 
 }  // namespace gnsilu

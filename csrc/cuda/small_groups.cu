@@ -24,14 +24,14 @@ __device__ __forceinline__ double sum_over(double value, uint32_t lanes) {
 }
 
 // The moments of the group at x; every lane of the warp comes here, with `exists` or not.
-template <DType kX, class Chunk>
+template <DType kX>
 __device__ __forceinline__ SpanMoments group_moments_of(const uint16_t* x, uint32_t size,
                                                         uint32_t lane, uint32_t lanes,
                                                         bool exists) {
   const uint32_t vectors = size / kVector;
   const uint32_t element = kVector * vectors + lane;
   const double pivot = exists ? static_cast<double>(to_float<kX>(x[0])) : 0;
-  ChainReader<kX, Chunk, Unscaled> reader{{}, pivot, {}};
+  ChainReader<kX, Unscaled> reader{{}, pivot, {}};
   if (exists && lane < vectors) {
     const Vector loaded[1] = {load_vector(x + kVector * lane, access_width(x))};
     reader.add(loaded);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t group = of_block + threadIdx.x / lanes;
     const bool exists = group < range.groups;
     const uint16_t* x = range.x + (exists ? group : of_block) * range.group_size;
-    const SpanMoments span = group_moments_of<kX, ChunkFor<kY>>(x, size, lane, lanes, exists);
+    const SpanMoments span = group_moments_of<kX>(x, size, lane, lanes, exists);
     if (!exists) continue;
     SpanSums sums;
     sums.add(span, static_cast<double>(size), span.mean);

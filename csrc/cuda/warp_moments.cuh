@@ -27,11 +27,11 @@ struct Scaled {
 };
 
 // Sums a chain of a span as it comes in; all state of one lane.
-template <DType kX, class Chunk, class Scale>
+template <DType kX, class Scale>
 struct ChainReader {
   Scale scale;
   double pivot;
-  ChunkSums<Chunk> chunks;
+  ChunkSums<> chunks;
 
   template <uint32_t kVectors>
   __device__ __forceinline__ void add(const Vector (&loaded)[kVectors]) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ LaneSums warp_sum(const LaneSums& sums) {
   return {warp_sum(sums.sum), warp_sum(sums.squares)};
 }
 
-template <DType kX, class Chunk, uint32_t kInFlight, class Scale>
+template <DType kX, uint32_t kInFlight, class Scale>
 __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t size, Scale scale) {
   static_assert(kInFlight % kChunkVectors == 0, "whole chunks are loaded at once");
   const double inverse_size = 1.0 / static_cast<double>(size);  // while x is on its way
@@ -116,7 +116,7 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
   LaneSums total;
 #pragma unroll 1
   for (uint32_t chain = 0; chain < chains; ++chain) {
-    ChainReader<kX, Chunk, Scale> reader{scale, pivot, {}};
+    ChainReader<kX, Scale> reader{scale, pivot, {}};
     const uint32_t first = kBlockVectors * chain;
     if (width == 16) {
       reader.template read_chain<kInFlight>(
@@ -134,9 +134,9 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
   return moments_of(warp_sum(total), pivot, static_cast<double>(size), inverse_size);
 }
 
-// The span again, scaled by its largest magnitude, and exactly: for values whose squares leave
-// FP32's range, and for constants, which are found out on the way. Out of line, since ordinary
-// activations never come here.
+// The span again, scaled by its largest magnitude: for values whose squares leave FP32's range,
+// and for constants, which are found out on the way. Out of line, since ordinary activations never
+// come here.
 template <DType kX>
 __device__ __noinline__ SpanMoments scaled_moments(const uint16_t* x, uint32_t size) {
   const float first = to_float<kX>(x[0]);
@@ -159,7 +159,7 @@ __device__ __noinline__ SpanMoments scaled_moments(const uint16_t* x, uint32_t s
   if (__all_sync(0xffffffffu, constant)) return {static_cast<double>(first) + 0.0, 0};  // no -0
   const int exponent = scaling_exponent(warp_max(max_abs));
   const SpanMoments scaled =
-      read_moments<kX, ExactChunk<>, 2 * kChunkVectors>(x, size, Scaled{power_of_two(-exponent)});
+      read_moments<kX, 2 * kChunkVectors>(x, size, Scaled{power_of_two(-exponent)});
   return unscaled(scaled, exponent);
 }
 
@@ -173,9 +173,9 @@ __device__ __forceinline__ SpanMoments checked(const SpanMoments& found, const u
 }
 
 // The moments of the span, the same in every lane; kInFlight vectors a lane are loaded at once.
-template <DType kX, class Chunk, uint32_t kInFlight>
+template <DType kX, uint32_t kInFlight>
 __device__ __forceinline__ SpanMoments warp_moments(const uint16_t* x, uint32_t size) {
-  return checked<kX>(read_moments<kX, Chunk, kInFlight>(x, size, Unscaled()), x, size);
+  return checked<kX>(read_moments<kX, kInFlight>(x, size, Unscaled()), x, size);
 }
 
 // Over the lanes of a warp, the same in each: origin is the first span's mean.

@@ -1,4 +1,4 @@
-// All in one launch for groups of a single span (at most 512 elements): a warp a group. The
+// All in one launch for groups of a single span (256 to 512 elements): a warp a group. The
 // statistics read x from memory, the apply finds it in the caches; no workspace. The bits are those
 // of two_pass.
 #include <algorithm>
@@ -25,7 +25,7 @@ __global__ void whole_groups(GroupRange range, uint32_t lanes) {
     const uint16_t* x = range.x + group * range.group_size;
     auto* y = static_cast<typename Stored<kY>::Type*>(range.y) + group * range.group_size;
 
-    const SpanMoments span = warp_moments<kX, ChunkFor<kY>, kInFlight>(x, size);
+    const SpanMoments span = warp_moments<kX, kInFlight>(x, size);
     SpanSums sums;
     sums.add(span, static_cast<double>(size), span.mean);
     const GroupMoments moments = group_moments(sums, span.mean, range.inverse_group_size);

@@ -23,13 +23,15 @@ struct Arguments {
   Parameter weight;           // [channels]
   Parameter bias;             // [channels]
   double eps = 0;             // added to the variance
-  void* y = nullptr;          // like x, of problem.y_dtype, no overlap with x
+  void* y = nullptr;          // like x, of problem.y_dtype, no overlap with x; problem.aligned
+                              // says that x and y begin at multiples of 16 bytes
   void* workspace = nullptr;  // plan.workspace_bytes, aligned to 16 bytes; any contents
 };
 
 // Queues the plan's kernels on stream, of the current device, and returns at once; allocates
 // nothing, synchronises nothing. On an error *kernel (where not null) names the kernel that
-// could not be launched; y is then undefined. An empty problem launches nothing.
+// could not be launched; y is then undefined. An empty problem launches nothing. The ring with x or
+// y at no multiple of 16 bytes is cudaErrorInvalidValue, as the fallback is.
 cudaError_t launch(const Plan& plan, const Problem& problem, const Arguments& arguments,
                    cudaStream_t stream, const char** kernel = nullptr);
 

@@ -1,18 +1,13 @@
 // Mean and variance in one pass, without cancellation, for host and device alike.
 //
-// Chunks of up to 32 elements are summed in one of two ways. For FP32 results, of which a
-// thousandth of a deviation may be all that is left of x - mean, exactly. For 16-bit results as a
-// tree in FP32, which is exact where 32 elements have exponents within 11 (BF16) or 8 (FP16) of
-// each other, so wherever a mean is large; else the mean is off by less than 2^-30 deviations.
-// Squares are summed in FP32 about the mean of the chunk's first 8: all these centres together are
-// off by at most twice x's own deviations, root mean square, whatever x does. From there on all is
-// FP64: chunks are moved to a pivot, an element of the span, and spans merge (Chan, Golub, LeVeque:
-// The American Statistician 37, 1983). Where a large mean would make FP32 cancel, the elements
-// share their exponent, and their difference from the centre is exact or nearly so. The pivot costs
-// log2(n) bits of FP64 at most, since (mean - pivot)^2 <= (n - 1) * variance.
+// The sum is exact. Squares are summed in FP32, chunks of up to 32 elements about the mean of the
+// chunk's first 8: all these centres together are off by at most twice x's own deviations, root
+// mean square, whatever x does. From there on all is FP64: chunks are moved to a pivot, an element
+// of the span, and spans merge (Chan, Golub, LeVeque: The American Statistician 37, 1983). Where a
+// large mean would make FP32 cancel, the elements share their exponent, and their difference from
+// the centre is exact or nearly so. The pivot costs log2(n) bits of FP64 at most, since
+// (mean - pivot)^2 <= (n - 1) * variance.
 #pragma once
-
-#include <type_traits>
 
 #include "gnsilu/numerics.h"
 
@@ -73,26 +68,6 @@ using ExactSum = Sum32;  // two FP64 operations a clock and multiprocessor
 using ExactSum = Sum64;
 #endif
 
-// How a chunk of kCount elements is summed.
-template <class Sum = ExactSum>
-struct ExactChunk {
-  template <int kCount>
-  static GNSILU_HD double sum(const float (&x)[kCount]) {
-    constexpr int kRuns = kCount < 4 ? 1 : 4;  // independent, so that no sum waits for the last
-    Sum runs[kRuns];
-    for (int i = 0; i < kCount; ++i) runs[i % kRuns].add(x[i]);
-    return Sum::total(runs);
-  }
-};
-struct TreeChunk {
-  template <int kCount>
-  static GNSILU_HD double sum(const float (&x)[kCount]) {
-    return static_cast<double>(tree_sum<kCount>(x));
-  }
-};
-template <DType kY>
-using ChunkFor = std::conditional_t<kY == DType::kFloat32, ExactChunk<>, TreeChunk>;
-
 // Sums over the chunks of one lane, of one chain (warp_moments.cuh), of a span.
 struct LaneSums {
   double sum = 0;      // of x
@@ -105,7 +80,7 @@ struct LaneSums {
 };
 
 // What one lane gathers of its chunks.
-template <class Chunk>
+template <class Sum = ExactSum>
 struct ChunkSums {
   LaneSums sums;
 
@@ -118,11 +93,13 @@ struct ChunkSums {
     const float centre = mul_rn(tree_sum<kFirst>(x), 1.f / kFirst);
     constexpr int kRuns = kCount < 4 ? 1 : 4;  // independent, so that no sum waits for the last
     float runs[kRuns] = {};
+    Sum exact[kRuns];
     for (int i = 0; i < kCount; ++i) {
       const float deviation = sub_rn(x[i], centre);
       runs[i % kRuns] = fma_rn(deviation, deviation, runs[i % kRuns]);
+      exact[i % kRuns].add(x[i]);
     }
-    const double sum = Chunk::sum(x);
+    const double sum = Sum::total(exact);
     const double from_pivot = static_cast<double>(centre) - pivot;
     const double deviations = fma(-kSize, static_cast<double>(centre), sum);
     sums.sum += sum;

@@ -20,7 +20,7 @@ enum class Route : int8_t {
   kThreePass,  // partial sums, centred squares, apply: x is read three times
   kTwoPass,    // moments of the spans, apply: x is read twice
   kResident,   // one launch: blocks hold their groups in shared memory, x is read once
-  kRing,       // one launch: all blocks share every group, x is read once
+  kRing,       // one launch: all blocks share every group, x is read once, or nearly so
 };
 
 const char* to_string(Route route);

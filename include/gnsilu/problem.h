@@ -47,7 +47,7 @@ struct Problem {
   // Facts about the tensors that decide the route.
   bool on_cuda = false;
   bool contiguous = true;   // x is dense in NCHW order
-  bool aligned = true;      // x begins at a multiple of 16 bytes
+  bool aligned = true;      // x and y begin at multiples of 16 bytes
   bool needs_grad = false;  // a gradient (or a forward tangent) has to flow
 
   constexpr int64_t channels_per_group() const { return channels / num_groups; }

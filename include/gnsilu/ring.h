@@ -9,7 +9,7 @@
 namespace gnsilu {
 
 constexpr int64_t kRingTile = kLargeGroupSpan;  // elements of x, 16 KB: what moves through the ring
-constexpr int kRingTeams = 4;                   // of warps that write y, a tile each
+constexpr int kRingTeams = 3;                   // of warps that write y, a tile each
 constexpr int kRingThreads = 768;
 constexpr int kRingMostInFlight = 3;
 constexpr int kRingMinSlots = 4;
@@ -55,12 +55,12 @@ constexpr Ring ring_of(const Spans& spans, int blocks, int64_t shared_memory_per
 
 // Whether the ring works. Who waits for a slot's next tile must know that the last one has come
 // (async_copy.cuh). Of a group that is read once, a team knows it by its own tile's result. Where
-// tiles are read again, a team waits 3 tiles ahead, of which as many are under way, and those who
-// sum look over all that are read again.
+// tiles are read again, a team waits as many tiles ahead as there are teams, of which as many may
+// be under way, and those who sum look over all that are read again.
 constexpr bool fits_ring(const Spans& spans, const Ring& ring) {
   if (ring.slots < kRingMinSlots || spans.size % kRingTile != 0) return false;
   const int64_t again = ring_share(spans, ring.blocks) - ring.kept;
-  return again <= 0 || (ring.slots >= 2 * kRingTeams && again < ring.slots);
+  return again <= 0 || (ring.slots >= kRingTeams + kRingMostInFlight && again < ring.slots);
 }
 
 }  // namespace gnsilu

@@ -56,6 +56,40 @@ def test_case_02_bf16_whose_variance_overflows_fp32(scale, routed_device):
             assert_every_form_exact(x, groups, weight, bias)
 
 
+# ---------------------------------------------------------------------- few values of much weight
+
+
+def cancelling(x: Tensor) -> Tensor:
+    """Vectors of tiny values, of which some begin with 1 and as many with -1."""
+    x.fill_(2.0**-26 if x.dtype == BF16 else 2.0**-20)
+    vectors = x.view(-1, 2, 32, 8)
+    vectors[:, 0, :, 0], vectors[:, 1, :, 0] = 1, -1
+    return x
+
+
+def scattered(x: Tensor) -> Tensor:
+    x.copy_(0.001 * torch.randn_like(x, dtype=FP32))
+    places = torch.randperm(x.numel(), device=x.device)[: x.numel() // 256]
+    x.view(-1)[places] = 1000
+    x.view(-1)[places[::2]] = -1000
+    return x
+
+
+def heavy_tailed(x: Tensor) -> Tensor:
+    return x.copy_(torch.randn_like(x, dtype=FP32) ** 5)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("size", [1024, 8192, 2**18, 2**20])
+@pytest.mark.parametrize("fill", [cancelling, scattered, heavy_tailed])
+def test_case_13_most_of_x_is_close_to_the_mean(fill, size, dtype, routed_device):
+    """There a result is as small as x - mean, so that the mean has to be as exact."""
+    torch.manual_seed(size)
+    x = fill(torch.empty(2, 4, size // 4, dtype=dtype, device=routed_device))
+    assert_exact(gnsilu.group_norm_silu(x, 1), x, 1)
+    assert_exact(gnsilu.group_norm(x, 1), x, 1, activation=False)
+
+
 # ------------------------------------------------------------- a mean large against the spread
 
 
