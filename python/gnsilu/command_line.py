@@ -53,7 +53,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _say(console: Console, text: str) -> None:
     # Not wrapped and not read as markup: paths stay as they are.
-    console.print(text, soft_wrap=True, markup=False)
+    console.print(_printable(text), soft_wrap=True, markup=False)
+
+
+def _printable(text: str) -> str:
+    """Text, some of it out of a file, without what would command the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def _cache(options: argparse.Namespace, console: Console) -> int:
@@ -90,7 +95,7 @@ def _cache(options: argparse.Namespace, console: Console) -> int:
 
 
 def _entry_table(contents: _C.TunerFileContents) -> Table:
-    table = Table(title=escape(contents.gpu), title_justify="left")
+    table = Table(title=escape(_printable(contents.gpu)), title_justify="left")
     for heading in ("route", "channels per group", "x", "y", "configuration", "µs", "SMs"):
         table.add_column(heading)
     for heading in ("CUDA driver", "kernels", "made", "used by this build"):
@@ -111,7 +116,7 @@ def _entry_table(contents: _C.TunerFileContents) -> Table:
             entry.made,
             "yes" if used else "no",
         )
-        table.add_row(*map(escape, cells))
+        table.add_row(*(escape(_printable(cell)) for cell in cells))
     return table
 
 

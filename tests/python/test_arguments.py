@@ -156,6 +156,7 @@ def test_unusual_parameters_are_refused_by_name(argument):
         ({"num_groups": None}, "num_groups is a NoneType"),
         ({"num_groups": b"4"}, "num_groups is the string"),
         ({"num_groups": torch.tensor(4 + 0j)}, "num_groups is a complex tensor"),
+        ({"eps": numpy.complex64(1e-5)}, "eps is a complex64; a real number is wanted"),
         ({"num_groups": torch.tensor(4, device="meta")}, "num_groups is a Tensor"),
         ({"eps": 10**400}, "eps is a int"),
         ({"num_groups": torch.tensor([1, 2])}, "num_groups is a Tensor"),

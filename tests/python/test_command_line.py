@@ -111,6 +111,16 @@ def test_entries_of_other_kernels_are_told_apart(run, folder):
     assert cells[-1] == "no"
 
 
+def test_what_a_file_says_commands_no_terminal(run, folder):
+    path = _C.tuner_file_path(folder, GPU)
+    assert _C.write_tuner_entry(path, entry(10)) == ""
+    path.write_text(path.read_text().replace("2026-01-31", "\\u001b[31m"))
+    status, output = run("cache")
+    assert status == 0
+    assert "\x1b" not in output
+    assert "\\x1b[31m" in output
+
+
 def test_faults_are_shown(run, folder):
     path = _C.tuner_file_path(folder, GPU)
     folder.mkdir()
