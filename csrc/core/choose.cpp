@@ -104,9 +104,10 @@ std::optional<Plan> resident(const char* reason, const Problem& problem, const D
 }
 
 // Smallest activation that takes the ring where its groups fit into the shared memory of a cluster,
-// 8 MB: the ring's blocks take some 8 us to tell each other of the first group. H200, times of a
-// copy: 1x512x128x128 (groups of 0.5 MB) x1.86, two_pass 2.04, resident 2.08; 1x256x256x256 1.77,
-// two_pass 1.90. Smaller groups are resident's: 1x1280x64x64 x2.37, resident 2.18.
+// 8 MB: one group of 4.7 MB alone takes the ring 11.5 us, x3.07 of a copy (H200, as all of these;
+// with the sums of 32 in FP32 that came before the present ones). 1x512x128x128 (groups of 0.5 MB)
+// x1.88, two_pass 2.17, resident 2.36; 1x256x256x256 1.80, two_pass 1.90. Smaller groups are
+// resident's: 1x1280x64x64 x2.37, resident 2.17.
 constexpr int64_t kRingActivation = int64_t{1} << 22;
 
 Ring ring_of(const Spans& spans, const Device& device) {

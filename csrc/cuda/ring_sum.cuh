@@ -76,11 +76,10 @@ __device__ __forceinline__ void load_tiles(const RingBlock& block) {
 
 // kSumWarps warps, a chain of every span each.
 template <DType kX>
-__device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp) {
-  using Reader = ChainReader<kX, Unscaled>;
+__device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t chain) {
   RingShared& s = block.shared;
   const uint32_t lane = threadIdx.x % kWarp;
-  Reader reader{};
+  ChainReader<kX, Unscaled> reader{};
   RingSlot at;
   uint32_t spans = 0;
   bool begins = true;  // a span
@@ -93,7 +92,7 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp)
     if (begins) reader = {{}, static_cast<double>(to_float<kX>(x[0])), {}};
     // Of each tile its chain has one block.
     reader.template read_chain<kChunkVectors>(
-        kBlockVectors * warp, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
+        kBlockVectors * chain, vectors, [&](uint32_t v) { return load_aligned(x + kVector * v); });
     __syncwarp();
     if (lane == 0) s.empty[at.slot].arrive();
     at.advance(block.grid.slots, 1 + skip);
@@ -101,8 +100,8 @@ __device__ __forceinline__ void sum_tiles(const RingBlock& block, uint32_t warp)
     if (!last) continue;
     const uint32_t buffer = spans % kSpanBuffers;
     if (spans >= kSpanBuffers) s.taken[buffer].wait(parity(spans, kSpanBuffers) ^ 1);
-    s.sums[buffer][warp][lane] = reader.chunks.sums;
-    if (warp == 0 && lane == 0) s.pivot[buffer] = reader.pivot;
+    s.sums[buffer][chain][lane] = reader.chunks.sums;
+    if (chain == 0 && lane == 0) s.pivot[buffer] = reader.pivot;
     s.summed[buffer].arrive();
     ++spans;
   }
