@@ -104,10 +104,10 @@ std::optional<Plan> resident(const char* reason, const Problem& problem, const D
 }
 
 // Smallest activation that takes the ring where its groups fit into the shared memory of a cluster,
-// 8 MB: one group of 4.7 MB alone takes the ring 11.5 us, x3.07 of a copy (H200, as all of these;
-// with the sums of 32 in FP32 that came before the present ones). 1x512x128x128 (groups of 0.5 MB)
-// x1.88, two_pass 2.17, resident 2.36; 1x256x256x256 1.80, two_pass 1.90. Smaller groups are
-// resident's: 1x1280x64x64 x2.37, resident 2.17.
+// 8 MB: one group of 4.7 MB alone took the ring 11.5 us, x3.07 of a copy (H200, as all of these; an
+// earlier form of the ring). 1x512x128x128 (groups of 0.5 MB) x1.83, two_pass 2.24, resident 2.50;
+// 1x256x256x256 1.74, two_pass 1.92. Smaller groups are resident's: 1x1280x64x64 x2.37 by the
+// earlier form, resident 2.27.
 constexpr int64_t kRingActivation = int64_t{1} << 22;
 
 Ring ring_of(const Spans& spans, const Device& device) {
@@ -128,8 +128,8 @@ const char* obstacle_to_ring(const Problem& problem, const Device& device, const
   return nullptr;
 }
 
-// Whether the ring reads an eighth of x again at most. H200: x1.42 of a copy at 1x128x2048x2048,
-// where two_pass takes x1.56.
+// Whether the ring reads an eighth of x again at most. H200: x1.43 of a copy at 1x128x2048x2048,
+// where two_pass takes x1.57.
 bool reads_little_again(const Spans& spans, const Ring& ring) {
   const int64_t share = ring_share(spans, ring.blocks);
   return share - ring.kept <= share / 8;

@@ -7,9 +7,9 @@
 // and the block writes y from shared memory. No workspace, no waiting but for the cluster, which
 // the GPU schedules as a whole. The bits are those of two_pass.
 //
-// Reads x and writes y once, 4 bytes an element (6 to FP32). 7.1 instructions an element to sum
-// (cuobjdump -sass for sm_90); to apply what apply.cu takes, and the search for the channel. H200,
-// with quicker sums: x1.9 to x2.3 of a copy in the same graph, x2.7 at 33x33. Small groups are
+// Reads x and writes y once, 4 bytes an element (6 to FP32). 5.9 instructions an element to sum
+// (cuobjdump -sass for sm_90); to apply what apply.cu takes, and the search for the channel. H200:
+// x2.0 to x2.35 of a copy in the same graph, x2.8 at 33x33. Small groups are
 // bound by latencies (FP64, the cluster's barrier, the launch), larger ones by loading, computing
 // and storing one after the other. Tried and no faster: the exchange by st.async, 80 registers with
 // fewer threads, a warp that writes its own spans, programmatic launch.

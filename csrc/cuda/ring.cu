@@ -15,16 +15,18 @@
 // more than its share of a group and the tiles before, for which there is room; where there is not,
 // what it cannot keep is read again. Sums and merge are those of two_pass, and so are the bits.
 //
-// Reads x and writes y once, 4 bytes an element (6 to FP32). 19 instructions an element, BF16 with
-// SiLU: 7.1 to sum, 12 to apply, counted in the loops of cuobjdump -sass for sm_90; around the
-// tiles and waiting some more (docs/design.md has what was executed). H200, with sums of 32 in FP32
-// and four warps and teams: x1.11 to x1.31 of a copy for activations of 64 MB and more in groups to
-// 20 MB, x1.42 at groups of 34 MB. (Such sums broke the bound of docs/exactness.md for x of heavy
-// tails.)
+// Reads x and writes y once, 4 bytes an element (6 to FP32). 17.6 instructions an element, BF16
+// with SiLU: 6.1 to sum, 11.5 to apply, counted in the loops of cuobjdump -sass for sm_90; around
+// the tiles and waiting some more (docs/design.md has what was executed). H200: x1.12 to x1.26 of a
+// copy for activations of 64 MB and more in groups to 20 MB, x1.43 at groups of 34 MB.
 //
-// What was tried and lost there: y by bulk copies from shared memory (x1.18 to x1.42; their stages
-// took the room of two slots), x prefetched into L2, more warps with fewer registers each, 4 and 8
-// vectors a thread at a time, programmatic launch.
+// Beside so much shared memory the first-level cache is next to nothing, and what does not fit the
+// registers costs more than the instructions that it takes: keep this kernel without spills (nvcc
+// -Xptxas=-v). 92 bytes a thread turned x1.14 into x1.27.
+//
+// What was tried and lost: y by bulk copies from shared memory (their stages took the room of two
+// slots), x prefetched into L2, more warps with fewer registers each, 4 and 8 vectors a thread at a
+// time, registers handed from warps to warps (setmaxnreg), programmatic launch.
 #include <atomic>
 
 #include "dispatch.h"
@@ -73,11 +75,15 @@ __global__ void __launch_bounds__(kRingThreads, 1) ring(GroupRange range, RingGr
   clear_exchange(range);
   __syncthreads();
   const RingBlock block{range, grid, shared, reinterpret_cast<uint16_t*>(tiles)};
-  const uint32_t warp = threadIdx.x / kWarp;
+  // So that the compiler knows it to be the same in all lanes, and keeps what follows from it in
+  // uniform registers: what does not fit the others goes to local memory, which beside that much
+  // shared memory has next to no cache (x1.14 instead of x1.11 of a copy at 1x128x1024x1024).
+  const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / kWarp, 0);
   const bool first = threadIdx.x % kWarp == 0;
-  if (warp >= kServiceWarps + kSumWarps) {
-    const uint32_t thread = threadIdx.x - kWarp * (kServiceWarps + kSumWarps);
-    apply_tiles<kX, kY, kActivation>(block, thread / kTeamThreads, thread % kTeamThreads);
+  constexpr uint32_t kFirstOfTeams = kServiceWarps + kSumWarps;
+  if (warp >= kFirstOfTeams) {
+    apply_tiles<kX, kY, kActivation>(block, (warp - kFirstOfTeams) / kTeamWarps,
+                                     (threadIdx.x - kWarp * kFirstOfTeams) % kTeamThreads);
   } else if (warp >= kServiceWarps) {
     sum_tiles<kX>(block, warp - kServiceWarps);
   } else if (warp == 0) {

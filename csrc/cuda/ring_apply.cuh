@@ -78,14 +78,9 @@ __device__ __forceinline__ void apply_tile(const RingBlock& block, const RingSlo
   s.full[at.slot].wait(at.phase);
   const Tile tile = s.tile[at.slot];
   const uint4* const in = reinterpret_cast<const uint4*>(block.elements(at.slot));
-  Vector x[kTileParts][kPartVectors];  // beyond the last one what was there before: not stored
+  Vector x[kThreadVectors];  // beyond the last one what was there before: not stored
 #pragma unroll
-  for (uint32_t part = 0; part < kTileParts; ++part) {
-#pragma unroll
-    for (uint32_t k = 0; k < kPartVectors; ++k) {
-      x[part][k].bits = in[thread + kTeamThreads * (kPartVectors * part + k)];
-    }
-  }
+  for (uint32_t k = 0; k < kThreadVectors; ++k) x[k].bits = in[thread + kTeamThreads * k];
   __syncwarp();
   if (threadIdx.x % kWarp == 0) s.empty[at.slot].arrive();
   leave_groups(s, left, tile.local);
@@ -95,20 +90,25 @@ __device__ __forceinline__ void apply_tile(const RingBlock& block, const RingSlo
   const Centring centring = s.centring[buffer];
   const Affine* const affines = s.affines[buffer];
   const Affine affine = affines[tile.row];
-  auto* const y = static_cast<typename Stored<kY>::Type*>(block.range.y) + tile.offset;
+  auto* const y =
+      static_cast<typename Stored<kY>::Type*>(block.range.y) + tile.offset + kVector * thread;
+  const bool all_short = tile.one_row && tile.vectors == kTileVectors &&
+                         is_short<kX, kActivation>(x, centring, affine);
 #pragma unroll
-  for (uint32_t part = 0; part < kTileParts; ++part) {
-    const bool all_short = tile.one_row && is_short<kX, kActivation>(x[part], centring, affine);
+  for (uint32_t first = 0; first < kThreadVectors; first += kPartVectors) {
+    if (all_short) {  // asked anew, or the compiler works on all parts at once, which is slower
 #pragma unroll
-    for (uint32_t k = 0; k < kPartVectors; ++k) {
-      const uint32_t v = thread + kTeamThreads * (kPartVectors * part + k);
-      if (v >= tile.vectors) break;
-      if (all_short) {
-        apply_short<kX, kY, kActivation>(x[part][k], y + kVector * v, centring, affine);
-      } else {
-        apply_any<kX, kY, kActivation>(x[part][k].bits, y + kVector * v, tile.start + kVector * v,
-                                       block.grid.rows, centring, affines);
+      for (uint32_t k = first; k < first + kPartVectors; ++k) {
+        apply_short<kX, kY, kActivation>(x[k], y + kVector * kTeamThreads * k, centring, affine);
       }
+      continue;
+    }
+#pragma unroll
+    for (uint32_t k = first; k < first + kPartVectors; ++k) {
+      const uint32_t v = thread + kTeamThreads * k;
+      if (v >= tile.vectors) break;
+      apply_any<kX, kY, kActivation>(x[k].bits, y + kVector * kTeamThreads * k,
+                                     tile.start + kVector * v, block.grid.rows, centring, affines);
     }
   }
 }

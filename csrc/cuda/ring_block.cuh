@@ -17,10 +17,11 @@ constexpr int kFinishWarps = 2;                  // a group each
 constexpr int kServiceWarps = 2 + kFinishWarps;  // loading, publishing
 constexpr int kWorkWarps = kSumWarps + kApplyTeams * kTeamWarps;
 constexpr uint32_t kTileVectors = kRingTile / kVector;
-constexpr uint32_t kPartVectors = 2;  // of a tile, that a thread turns into y at a time
-constexpr uint32_t kTileParts = kTileVectors / kTeamThreads / kPartVectors;
-constexpr int kSpanBuffers = 1;   // spans between summing and publishing
-constexpr int kGroupBuffers = 8;  // groups between finishing and leaving
+constexpr uint32_t kThreadVectors = kTileVectors / kTeamThreads;  // of a tile
+constexpr uint32_t kPartVectors = 2;  // that a thread turns into y at a time
+constexpr int kSpanBuffers = 1;       // spans between summing and publishing
+constexpr int kGroupBuffers = 8;      // groups between finishing and leaving
+static_assert(kThreadVectors % kPartVectors == 0, "whole parts");
 static_assert(kTileVectors == kChainStride, "a tile has a block of each of the span's chains");
 static_assert(kRingTeams <= kRingMinSlots && kRingMostInFlight <= kRingMinSlots,
               "a slot comes round again only after a team, or the loading thread, has seen it");

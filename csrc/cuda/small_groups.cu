@@ -34,12 +34,9 @@ __device__ __forceinline__ SpanMoments group_moments_of(const uint16_t* x, uint3
   ChainReader<kX, Unscaled> reader{{}, pivot, {}};
   if (exists && lane < vectors) {
     const Vector loaded[1] = {load_vector(x + kVector * lane, access_width(x))};
-    reader.add(loaded);
+    reader.add(loaded, [&](uint32_t) { return loaded[0]; });
   }
-  if (exists && element < size) {
-    const float one[1] = {to_float<kX>(x[element])};
-    reader.chunks.add(one, pivot);
-  }
+  if (exists && element < size) reader.add(to_float<kX>(x[element]));
   const LaneSums& sums = reader.chunks.sums;
   const LaneSums all = {sum_over(sums.sum, lanes), sum_over(sums.squares, lanes)};
   const auto count = static_cast<double>(size);

@@ -3,7 +3,7 @@
 // A warp a span: chunks of 32 elements about an FP32 centre of their own, then FP64 about the
 // span's first element (moments.h); the apply pass merges the spans. A span whose squares leave
 // FP32's range is summed again, scaled by a power of two.
-// Reads x once, 2 bytes an element. 7.0 instructions an element in the loop (unpack, exact sum,
+// Reads x once, 2 bytes an element. 6.0 instructions an element in the loop (unpack, exact sum,
 // centre, square), counted with cuobjdump -sass for sm_90.
 #include "dispatch.h"
 #include "kernels.h"

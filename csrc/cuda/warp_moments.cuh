@@ -31,19 +31,40 @@ template <DType kX, class Scale>
 struct ChainReader {
   Scale scale;
   double pivot;
-  ChunkSums<> chunks;
+  ChunkSums chunks;
 
-  template <uint32_t kVectors>
-  __device__ __forceinline__ void add(const Vector (&loaded)[kVectors]) {
+  // again(k): the k-th vector once more, for a sum that needs FP64.
+  template <uint32_t kVectors, class Again>
+  __device__ __forceinline__ void add(const Vector (&loaded)[kVectors], Again again) {
     float values[kVectors * kVector];
 #pragma unroll
     for (uint32_t k = 0; k < kVectors; ++k) {
       float eight[kVector];
-      loaded[k].template unpack<kX>(eight);
+      unpack(loaded[k], eight);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) values[kVector * k + i] = scale(eight[i]);
+      for (int i = 0; i < kVector; ++i) values[kVector * k + i] = eight[i];
     }
-    chunks.add(values, pivot);
+    chunks.add(values, pivot, [&] {
+      double sum = 0;
+#pragma unroll 1
+      for (uint32_t k = 0; k < kVectors; ++k) {
+        float eight[kVector];
+        unpack(again(k), eight);
+        sum += exact_sum<ExactSum>(eight);
+      }
+      return sum;
+    });
+  }
+
+  __device__ __forceinline__ void add(float value) {
+    const float one[1] = {value};
+    chunks.add(one, pivot, [&] { return exact_sum<ExactSum>(one); });
+  }
+
+  __device__ __forceinline__ void unpack(const Vector& vector, float (&values)[kVector]) const {
+    vector.template unpack<kX>(values);
+#pragma unroll
+    for (float& value : values) value = scale(value);
   }
 
   // kBlocks blocks of the chain, or one of 32 * kVectors vectors, all loaded before the first is
@@ -60,7 +81,9 @@ struct ChainReader {
       }
     }
 #pragma unroll
-    for (uint32_t b = 0; b < kBlocks; ++b) add(loaded[b]);
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      add(loaded[b], [&](uint32_t k) { return load(first + kChainStride * b + kWarp * k); });
+    }
   }
 
   // The chain whose first block begins at vector `block`, below `vectors`.
@@ -93,7 +116,7 @@ struct ChainReader {
     const uint32_t left = block + threadIdx.x % kWarp;
     if (left < vectors) {
       const Vector loaded[1] = {load(left)};
-      add(loaded);
+      add(loaded, [&](uint32_t) { return load(left); });
     }
   }
 };
@@ -126,8 +149,7 @@ __device__ __forceinline__ SpanMoments read_moments(const uint16_t* x, uint32_t 
           first, vectors, [&](uint32_t v) { return load_vector(x + kVector * v, width); });
     }
     if (chain == vectors / kBlockVectors % kSpanChains && element < size) {
-      const float one[1] = {scale(to_float<kX>(x[element]))};
-      reader.chunks.add(one, pivot);
+      reader.add(scale(to_float<kX>(x[element])));
     }
     total.add(reader.chunks.sums);
   }

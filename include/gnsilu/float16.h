@@ -2,6 +2,7 @@
 // device. BF16 is read and written as bits, so that GPUs without BF16 arithmetic agree.
 #pragma once
 
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -31,6 +32,8 @@ GNSILU_HD uint64_t double_bits(double value) { return bit_cast<uint64_t>(value);
 // Rounded operations that no compiler may contract into a fused multiply-add.
 #if defined(__CUDA_ARCH__)
 GNSILU_HD float add_rn(float a, float b) { return __fadd_rn(a, b); }
+GNSILU_HD float add_down(float a, float b) { return __fadd_rd(a, b); }
+GNSILU_HD float add_up(float a, float b) { return __fadd_ru(a, b); }
 GNSILU_HD float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 GNSILU_HD float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 GNSILU_HD float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -51,6 +54,16 @@ GNSILU_HD double reciprocal_sqrt(double x) { return rsqrt(x); }
 #else
 GNSILU_HD double reciprocal_sqrt(double x) { return 1.0 / sqrt(x); }
 GNSILU_HD float add_rn(float a, float b) { return a + b; }
+inline float add_rounded(float a, float b, int rounding) {
+  const int before = std::fegetround();
+  std::fesetround(rounding);
+  volatile float first = a;  // so that the sum is formed here and now
+  volatile float sum = first + b;
+  std::fesetround(before);
+  return sum;
+}
+GNSILU_HD float add_down(float a, float b) { return add_rounded(a, b, FE_DOWNWARD); }
+GNSILU_HD float add_up(float a, float b) { return add_rounded(a, b, FE_UPWARD); }
 GNSILU_HD float sub_rn(float a, float b) { return a - b; }
 GNSILU_HD float mul_rn(float a, float b) { return a * b; }
 GNSILU_HD float fma_rn(float a, float b, float c) { return fmaf(a, b, c); }

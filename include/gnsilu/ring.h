@@ -41,8 +41,8 @@ constexpr bool is_read_once(const Spans& spans, const Ring& ring) {
 // The ring for groups of these spans, on so many multiprocessors with so many bytes of shared
 // memory a block. What is kept waits for its group: two slots are left for what is not, and passes
 // by twice. The more loads are in flight, the longer each takes, and what the blocks tell each
-// other, too: where a block waits for room rather than for data, 2 are the best (H200: x1.29
-// instead of x1.35 at groups of 19 MB, but x1.18 instead of x1.12 at 8 MB); 4 are slower anywhere.
+// other, too: where a block waits for room rather than for data, 2 are the best (H200: x1.25
+// instead of x1.29 at groups of 19 MB, but x1.18 instead of x1.11 at 8 MB); 4 are slower anywhere.
 constexpr Ring ring_of(const Spans& spans, int blocks, int64_t shared_memory_per_block) {
   const int64_t room = shared_memory_per_block - kRingStaticBytes;
   const int64_t slots = room > 0 ? room / (2 * kRingTile) : 0;

@@ -59,6 +59,25 @@ TEST(Float16, OverflowsFromHalfwayPastTheLargest) {
   EXPECT_EQ(fp16_from_float(-1e30f), 0xfc00);
 }
 
+TEST(Float32, AddsDownAndUp) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float largest = std::numeric_limits<float>::max();
+  struct Row {
+    float a, b, down, up;
+  };
+  for (const Row& row : {Row{1, 2, 3, 3},
+                         {1, 0x1p-30f, 1, 1 + 0x1p-23f},
+                         {1, -0x1p-30f, 1 - 0x1p-24f, 1},
+                         {0x1p-149f, 0x1p-149f, 0x1p-148f, 0x1p-148f},
+                         {largest, largest, largest, infinity},
+                         {-largest, -largest, -infinity, -largest},
+                         {infinity, 1, infinity, infinity}}) {
+    EXPECT_EQ(add_down(row.a, row.b), row.down) << row.a << " + " << row.b;
+    EXPECT_EQ(add_up(row.a, row.b), row.up) << row.a << " + " << row.b;
+    EXPECT_EQ(add_rn(1, 0x1p-24f + 0x1p-30f), 1 + 0x1p-23f) << "to nearest, as before";
+  }
+}
+
 TEST(Float16, KeepsSubnormalsAndTheSignOfZero) {
   EXPECT_EQ(fp16_from_float(0x1p-24f), 1);
   EXPECT_EQ(fp16_from_float(0x1p-25f), 0);  // a tie, to even

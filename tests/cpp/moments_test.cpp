@@ -21,14 +21,14 @@ float to_fp16(double value) { return float_from_fp16(fp16_from_float(static_cast
 template <class Sum>
 SpanMoments sum_span(const float* x, size_t size, float scale) {
   const auto pivot = static_cast<double>(mul_rn(x[0], scale));
-  ChunkSums<Sum> chunks;
+  ChunkSums chunks;
   size_t i = 0;
   const auto add = [&](auto count) {
     constexpr int kCount = decltype(count)::value;
     for (; i + kCount <= size; i += kCount) {
       float chunk[kCount];
       for (int k = 0; k < kCount; ++k) chunk[k] = mul_rn(x[i + static_cast<size_t>(k)], scale);
-      chunks.add(chunk, pivot);
+      chunks.add(chunk, pivot, [&] { return exact_sum<Sum>(chunk); });
     }
   };
   add(std::integral_constant<int, 32>());
@@ -120,6 +120,39 @@ TEST(OnePass, FewLargeValuesAmongTinyOnesLeaveTheMean) {
     for (const auto way : kWaysToSum) {
       EXPECT_NEAR(way(x, 2048).centre.mean, want, want * 0x1p-20);
     }
+  }
+}
+
+// Both ways in which eight may come out: FP32 holds their sum, or FP64 is called for.
+TEST(OnePass, Fp64IsCalledForWhereFp32RoundsAndNowhereElse) {
+  struct Row {
+    float values[8];
+    bool fits;  // what FP32 adds two by two
+  };
+  const float largest = to_bf16(3.3e38);
+  const Row rows[] = {
+      {{1, 2, 3, 4, 5, 6, 7, 8}, true},
+      {{1, 0, 0, 0, 0, 0, 0, 0x1p-23f}, true},
+      {{1, 0, 0, 0, 0, 0, 0, 0x1p-24f}, false},
+      {{1, 0x1p-30f, -1, 0, 0, 0, 0, 0}, false},
+      {{0, -0.f, 0, -0.f, -0.f, -0.f, 0, 0}, true},
+      {{0x1p-133f, -0x1p-132f, 0x1p-127f, 0, 0, 0, 0, 0}, true},
+      {{0x1p-133f, 0x1p-100f, 0, 0, 0, 0, 0, 0}, false},
+      {{largest, largest, -largest, -largest, 0, 0, 0, 0}, false},
+      {{std::numeric_limits<float>::quiet_NaN(), 1, 1, 1, 1, 1, 1, 1}, false},
+  };
+  for (const Row& row : rows) {
+    int calls = 0;
+    ChunkSums chunks;
+    chunks.add(row.values, 0, [&] {
+      ++calls;
+      return exact_sum<Sum64>(row.values);
+    });
+    EXPECT_EQ(calls, row.fits ? 0 : 1) << row.values[0] << ", " << row.values[1];
+    if (std::isnan(row.values[0])) continue;
+    long double want = 0;
+    for (const float value : row.values) want += static_cast<long double>(value);
+    EXPECT_EQ(chunks.sums.sum, static_cast<double>(want)) << row.values[0] << ", " << row.values[1];
   }
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+
 import gnsilu
 import pytest
 import torch
@@ -26,11 +29,13 @@ def package_of(model, x, dynamic_shapes, path) -> str:
         return torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
-def packages_load(folder) -> bool:
+@functools.cache
+def packages_load() -> bool:
     """Whether this machine's compiler makes packages that can be loaded, gnsilu aside."""
-    package = package_of(torch.nn.SiLU(), torch.ones(8), None, folder / "silu.pt2")
-    load = f"import torch; torch._inductor.aoti_load_package({package!r})"
-    return run_python(load).returncode == 0
+    with tempfile.TemporaryDirectory() as folder:
+        package = package_of(torch.nn.SiLU(), torch.ones(8), None, f"{folder}/silu.pt2")
+        load = f"import torch; torch._inductor.aoti_load_package({package!r})"
+        return run_python(load).returncode == 0
 
 
 def test_case_34_a_package_gives_the_eager_bits(device, tmp_path):
@@ -45,7 +50,7 @@ def test_case_34_a_package_gives_the_eager_bits(device, tmp_path):
     # In a process of its own: some compilers link libstdc++ into the package in a way that ends the
     # process that loads it.
     done = run_python(RUN.format(package=package, tensors=str(tmp_path / "tensors.pt")))
-    if done.returncode < 0 and not packages_load(tmp_path):
+    if done.returncode < 0 and not packages_load():
         pytest.skip("no package that AOTInductor makes here can be loaded, torch.nn.SiLU's neither")
     assert done.returncode == 0, done.stderr
     x, want = tensors[-1]

