@@ -224,13 +224,13 @@ Plan choose(const Problem& problem, const Device& device, std::optional<Route> f
   if (forced) return fused(*forced, "asked for", problem, spans);
   const char* const reason = "contiguous 16-bit x on a CUDA device";
   if (spans.count <= 1) return fused(Route::kThreePass, reason, problem, spans);
-  const std::optional<Plan> on_chip =
-      resident("contiguous 16-bit x, its groups fit into shared memory", problem, device, spans);
-  if (on_chip && (no_ring != nullptr || problem.group_size() < kLargeGroup ||
-                  problem.numel() < kRingActivation)) {
-    return *on_chip;
+  const bool can_ring = no_ring == nullptr;
+  if (!can_ring || problem.group_size() < kLargeGroup || problem.numel() < kRingActivation) {
+    const std::optional<Plan> on_chip =
+        resident("contiguous 16-bit x, its groups fit into shared memory", problem, device, spans);
+    if (on_chip) return *on_chip;
   }
-  if (no_ring == nullptr && reads_little_again(spans, ring_of(spans, device))) {
+  if (can_ring && reads_little_again(spans, ring_of(spans, device))) {
     return ring("contiguous 16-bit x, its groups fit into all shared memory together", problem,
                 device, spans);
   }
