@@ -1,8 +1,8 @@
 // Mean and variance in one pass, without cancellation, for host and device alike.
 //
 // The sum is exact. Eight elements at a time are summed in FP32 twice, rounded down and rounded up:
-// where the two agree, nothing was rounded. Where they do not (of N(0,1) one eight in 12 000 in
-// BF16, one in 1200 in FP16), the chunk is summed anew in FP64.
+// where the two agree, nothing was rounded. Where they do not (of N(0,1) one eight in 9000 in BF16,
+// one in 1200 in FP16), the chunk is summed anew, in FP64 or with two-sums (ExactSum).
 //
 // Squares are summed in FP32, chunks of up to 32 elements about the mean of the chunk's first 8:
 // all these centres together are off by at most twice x's own deviations, root mean square,
@@ -123,7 +123,7 @@ struct ChunkSums {
       const float deviation = sub_rn(x[i], centre);
       runs[i % kRuns] = fma_rn(deviation, deviation, runs[i % kRuns]);
     }
-    // From here on x is not needed, and exact() has its registers.
+    // Behind the last use of x, so that exact() has its registers.
     double sum = parts[0];
     if (is_exact) {
       for (int k = 1; k < kParts; ++k) sum += static_cast<double>(parts[k]);
