@@ -9,10 +9,10 @@
 //
 // Reads x and writes y once, 4 bytes an element (6 to FP32). 5.9 instructions an element to sum
 // (cuobjdump -sass for sm_90); to apply what apply.cu takes, and the search for the channel. H200:
-// x2.0 to x2.35 of a copy in the same graph, x2.8 at 33x33. Small groups are
-// bound by latencies (FP64, the cluster's barrier, the launch), larger ones by loading, computing
-// and storing one after the other. Tried and no faster: the exchange by st.async, 80 registers with
-// fewer threads, a warp that writes its own spans, programmatic launch.
+// x2.0 to x2.35 of a copy in the same graph, x2.8 at 33x33. Small groups are bound by latencies
+// (FP64, the cluster's barrier, the launch), larger ones by loading, computing and storing one
+// after the other. Tried and no faster: the exchange by st.async, 80 registers with fewer threads,
+// a warp that writes its own spans, programmatic launch.
 #include <cooperative_groups.h>
 
 #include "async_copy.cuh"

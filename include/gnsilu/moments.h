@@ -6,11 +6,11 @@
 //
 // Squares are summed in FP32, chunks of up to 32 elements about the mean of the chunk's first 8:
 // all these centres together are off by at most twice x's own deviations, root mean square,
-// whatever x does. From there on all is FP64: chunks are moved to a pivot, an element
-// of the span, and spans merge (Chan, Golub, LeVeque: The American Statistician 37, 1983). Where a
-// large mean would make FP32 cancel, the elements share their exponent, and their difference from
-// the centre is exact or nearly so. The pivot costs log2(n) bits of FP64 at most, since
-// (mean - pivot)^2 <= (n - 1) * variance.
+// whatever x does. From there on all is FP64: chunks are moved to a pivot, an element of the span,
+// and spans merge (Chan, Golub, LeVeque: The American Statistician 37, 1983). Where a large mean
+// would make FP32 cancel, the elements share their exponent, and their difference from the centre
+// is exact or nearly so. The pivot costs log2(n) bits of FP64 at most, since (mean - pivot)^2 <= (n
+// - 1) * variance.
 #pragma once
 
 #include "gnsilu/numerics.h"

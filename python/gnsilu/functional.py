@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import SupportsFloat, SupportsIndex, cast
 
@@ -132,7 +133,8 @@ def _real(name: str, value: SupportsIndex | SupportsFloat) -> float:
         raise TypeError(f"{name} is the string {value!r}; a number is wanted")
     if isinstance(value, Tensor) and value.is_complex():
         raise TypeError(f"{name} is a complex tensor; a real number is wanted")
-    if type(value).__name__ in ("complex64", "complex128"):  # numpy's, which float() would take
+    # numpy's: float() would take the real part.
+    if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {_kind(value)}; a real number is wanted")
     try:
         return float(value)

@@ -161,7 +161,7 @@ def test_beside_a_kernel_that_stays():
     other = torch.cuda.Stream()
     with torch.cuda.stream(other):
         torch.cuda._sleep(2**29)  # clocks: a quarter of a second
-    results = [gnsilu.group_norm_silu(x, 8) for _ in range(100)]
+    results = [gnsilu.group_norm_silu(x, 8) for _ in range(20)]
     torch.cuda.current_stream().synchronize()
     assert all(same_bits(y, want) for y in results)
 
